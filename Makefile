@@ -34,7 +34,7 @@ bench: ## measure (ONLY=name)
 docs: ## generate the reference pages, check the links, build the site into build/site
 	$(RUN) python tools/docs.py $(ARGS)
 
-proof: ## prove by brute force (ONLY="model simulation shared-journal mutants clients kills storms servers compat hudi", SEEDS=100000, KILLS=200)
+proof: ## prove by brute force (ONLY="model simulation shared-journal mutants clients kills storms servers compat connect hudi", SEEDS=100000, KILLS=200)
 	$(RUN) python tools/prove.py --seeds $(SEEDS) --kills $(KILLS) $(ONLY)
 
 release: ## build wheel and sdist into dist/, and try each extra alone (URL=https://… of the repository)

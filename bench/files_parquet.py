@@ -21,9 +21,10 @@ from epochal.sinks.files import Files
 from epochal.spark.local_session import local_session
 from epochal.spark.pipeline import Pipeline
 
-ROWS = 2_000_000
+ROWS = 4_000_000
+FILES = 16
 FILES_PER_EPOCH = 2
-"""Of eight: a start is paid once in the life of a query, and what an epoch costs by each."""
+"""Eight epochs: a start is paid once in the life of a query, and what an epoch costs by each."""
 ROUNDS = 4
 SMALL_ROUNDS = 3
 _TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
@@ -112,7 +113,7 @@ def our_settings(spark: Any) -> Iterator[None]:
 
 def write_source(spark: Any, source: Path) -> None:
     (
-        spark.range(ROWS, numPartitions=8)
+        spark.range(ROWS, numPartitions=FILES)
         .selectExpr(
             "id",
             "cast(id % 997 as int) as customer",

@@ -28,6 +28,8 @@ class Comparison:
     ours: list[float] = field(default_factory=list)
     peer: list[float] = field(default_factory=list)
     beside: dict[str, object] = field(default_factory=dict)
+    cpu_s: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "peer": []})
+    """Of this process and all it started, by whose turn it was: it says more on a busy machine."""
 
     def run(
         self,
@@ -43,8 +45,8 @@ class Comparison:
         """
         others: dict[str, list[float]] = {name: [] for name in beside or {}}
         turns = [
-            (self.ours, ours),
-            (self.peer, peer),
+            (self.ours, self._with_cpu("ours", ours)),
+            (self.peer, self._with_cpu("peer", peer)),
             *((others[name], measure) for name, measure in (beside or {}).items()),
         ]
         for number in range(rounds + 1):
@@ -54,6 +56,20 @@ class Comparison:
         self.ours, self.peer = self.ours[1:], self.peer[1:]
         for name, figures in others.items():
             self.beside[name] = round(statistics.median(figures[1:]), 3)
+
+    def _with_cpu(self, who: str, measure: Callable[[], float]) -> Callable[[], float]:
+        def measured() -> float:
+            before_s = sum(cpu_seconds().values())
+            figure = measure()
+            self.cpu_s[who].append(sum(cpu_seconds().values()) - before_s)
+            return figure
+
+        return measured
+
+    def _cpu_ratio(self) -> Mapping[str, float]:
+        """The peer's CPU time per turn, which does the same work, to ours."""
+        ours, peer = (statistics.median(some[1:] or [0.0]) for some in self.cpu_s.values())
+        return {"cpu_ratio": round(peer / ours, 3)} if ours else {}
 
     def as_json(self) -> Mapping[str, object]:
         ratios = sorted(
@@ -68,6 +84,7 @@ class Comparison:
             "unit": self.unit,
             "ratio": round(statistics.median(ratios), 3),
             "spread": [round(ratios[0], 3), round(ratios[-1], 3)],
+            **self._cpu_ratio(),
             **self.beside,
         }
 

@@ -124,11 +124,10 @@ def append_spark() -> Comparison:
             check=True,
         )
     figures: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    comparison.ours, comparison.peer, comparison.beside = (
-        figures["ours"],
-        figures["peer"],
-        {**figures["beside"], "iceberg": runtime.name},
+    comparison.ours, comparison.peer, comparison.cpu_s = (
+        figures[name] for name in ("ours", "peer", "cpu_s")
     )
+    comparison.beside = {**figures["beside"], "iceberg": runtime.name}
     return comparison
 
 

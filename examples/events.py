@@ -56,8 +56,11 @@ def run(spark: SparkSession) -> None:
     )
     query.awaitTermination()
     print(declared)
-    for snapshot in catalog.load_table(TABLE).snapshots():
+    table = catalog.load_table(TABLE)
+    for snapshot in table.snapshots():
         print(f"snapshot {snapshot.snapshot_id}: {snapshot.summary}")
+    for row in table.scan().to_arrow().sort_by("id").to_pylist():
+        print(row)
     catalog.close()
 
 

@@ -274,8 +274,8 @@ MUTANTS = (
         "lists deleted while a put is unanswered",
         (
             JOURNAL,
-            "        if self.is_halted:\n            return\n        kept_from",
-            "        kept_from",
+            "        if self.is_halted:\n            return\n        self._is_untidy",
+            "        self._is_untidy",
         ),
     ),
     mutant(
@@ -331,7 +331,11 @@ MUTANTS = (
     ),
     mutant(
         "marks not compared",
-        (COORDINATOR, "        admit_marks(self.state, self._targets.newest(), run)\n", ""),
+        (
+            COORDINATOR,
+            "            admit_marks(self.state, self._targets.newest(), start.run)\n",
+            "",
+        ),
     ),
     mutant(
         "offsets not compared at begin",
@@ -447,9 +451,8 @@ MUTANTS = (
         "all drivers have one claim",
         (
             COORDINATOR,
-            "uid, claim = self._environment.new_uid(), self._environment.new_claim()\n"
-            "        before",
-            'uid, claim = self._environment.new_uid(), Claim("a" * 8)\n        before',
+            "uid, claim = self._environment.new_uid(), self._environment.new_claim()",
+            'uid, claim = self._environment.new_uid(), Claim("a" * 8)',
         ),
     ),
     mutant(
@@ -585,7 +588,7 @@ def objection(project: Path) -> str:
     if done.returncode == 0:
         return ""
     lines = [line for line in done.stdout.splitlines() if line.startswith("objects: ")]
-    return lines[-1].removeprefix("objects: ") if lines else "it does not even run"
+    return lines[-1].removeprefix("objects: ") if lines else "STALE: it does not even run"
 
 
 # In the process that runs on the copy

@@ -188,14 +188,30 @@ def commands_page() -> str:
     """Every verb with its help, as `epochal <verb> --help` prints it."""
     parts = []
     for path, command in _commands(get_command(application()), ()):
-        options = [
-            f"| `{'`, `'.join(one.opts)}` | {getattr(one, 'help', None) or ''} |"
-            for one in command.params
-            if one.name != "help"
-        ]
-        table = "\n".join(["| | |", "| --- | --- |", *options]) if options else ""
+        options = [_parameter(one) for one in command.params if one.name != "help"]
+        head = ["| | default | |", "| --- | --- | --- |"]
+        table = "\n".join([*head, *options]) if options else ""
         parts += [f"## epochal {' '.join(path)}", inspect.cleandoc(command.help or ""), table]
     return _page("Commands", *(part for part in parts if part))
+
+
+def _parameter(one: Any) -> str:
+    """A row for an argument or an option."""
+    if one.param_type_name == "argument":
+        names = [one.metavar or str(one.name).upper()]
+    else:
+        names = [*one.opts, *one.secondary_opts]
+    shown = ", ".join(f"`{name}`" for name in names).replace("|", r"\|")
+    return f"| {shown} | {_default_of(one)} | {getattr(one, 'help', None) or ''} |"
+
+
+def _default_of(one: Any) -> str:
+    if one.required:
+        return "**required**"
+    value = getattr(one.default, "value", one.default)
+    if value is True:
+        value = one.opts[0]
+    return f"`{value}`" if value or (value == 0 and not getattr(one, "is_flag", False)) else ""
 
 
 def options_page() -> str:
@@ -224,6 +240,11 @@ def broker_clients_page() -> str:
     ]
     for name, suite in sorted(kept.items()):
         parts += _client_suite(name, suite)
+    parts.append(
+        "## Not run\n\naiokafka's own suite can't be had as a package: none of its sdists has "
+        "tests (0.5.2 to 0.14.0 were looked at), and Debian has no source package of it. The "
+        "client itself is run by `tests/broker/test_real_clients.py`."
+    )
     return _page("Client suites on the embedded broker", *parts)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import epochal as ep
-from compat import MINORS
+from compat import CONNECT, MINORS, SPARKS
 from epochal.config import PipelineFile, json_schema
 from epochal.config.type_hints import Shape, named, shape_of
 from epochal.kit.secrets import CalledSecret, EnvironmentSecret, FileSecret, HeldSecret
@@ -95,7 +95,11 @@ def grants() -> Iterator[str]:
     yield _rows(
         ("sink", "needs"),
         [
-            ("Files in a folder", "read, write and remove below the folder, for driver and tasks"),
+            (
+                "Files in a folder",
+                "read, write and remove below the folder and `<folder>.epochal`, for driver and "
+                "tasks; to make these, write in the folder above",
+            ),
             ("Files in Google's or Azure's stores", "list, get, put and delete below the path"),
             ("Delta", "read, write, list and delete below the table's folder"),
             ("Hudi", "the same, and the lock; of the driver's and the executors' Spark"),
@@ -127,6 +131,12 @@ def tested() -> Iterator[str]:
                 f"{_locked(lock, 'pyspark')}; {', '.join(MINORS)} by `make proof ONLY=compat`",
                 "`make proof ONLY=compat` runs a smaller suite on the newest patch of each",
             ),
+            (
+                "Spark Connect",
+                _locked(lock, "pyspark"),
+                "a server of the pip package on one machine; `make proof ONLY=connect` runs the "
+                f"same tests on {', '.join(SPARKS[CONNECT])}",
+            ),
             ("Java", "17", "17 or newer; `make setup` installs 21 if the machine has none"),
             *_servers(),
         ],
@@ -138,11 +148,10 @@ def tested() -> Iterator[str]:
     )
     yield "## Not tested"
     yield (
-        "Oracle itself and MySQL itself (see their guides: [Oracle](../guides/oracle.md), "
-        "[MySQL](../guides/mysql.md)); S3 of Amazon, Google's and Azure's storage; Glue and Hive "
-        "catalogs; managed databases; Spark on more than one machine. Spark's local mode runs "
-        "tasks in separate processes, which are killed; networks between machines and shared file "
-        "systems are not tested."
+        "[Oracle](../guides/oracle.md) itself; Confluent's schema registry; S3 of Amazon, Google's "
+        "and Azure's storage; Glue and Hive catalogs; managed databases; Spark on more than one "
+        "machine. Tests run Spark in local mode and as a standalone cluster on one machine, and "
+        "kill its processes; networks between machines and shared file systems are not tested."
     )
 
 
@@ -162,7 +171,7 @@ def _servers() -> Sequence[tuple[str, str, str]]:
         ("MySQL", "9.7", "Debian's package of the suite unstable, unpacked beside the tests"),
         ("Oracle", "none", f"its SQL is parsed by H2 {_release('h2')} in Oracle mode"),
         ("Apache Kafka", _release("kafka"), f"one broker and three; {clients}"),
-        ("a schema registry", "none", "Avro and Protobuf values are tested with a fake registry"),
+        ("a schema registry", f"Apicurio {_release('apicurio')}", "Avro and Protobuf values"),
         ("the embedded broker", "this release", "Java clients 3.9 and 4.x, librdkafka, aiokafka"),
         ("S3", f"s3proxy {_release('s3')}", "a proxy adds lifecycle rules, encryption and faults"),
         ("Iceberg's REST catalog", _release("iceberg"), "SQL catalogs in SQLite and PostgreSQL"),
@@ -338,7 +347,7 @@ def _default(one: dataclasses.Field[Any]) -> str:
     if value is None or value in ("", ()):
         return ""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1 << 20:
-        return f"`{value >> 20} MiB`"
+        return f"`{value >> 30} GiB`" if value >= 1 << 30 else f"`{value >> 20} MiB`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return "" if dataclasses.is_dataclass(value) else f"`{value}`"

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -70,6 +71,11 @@ def show_files(name: str) -> Callable[[dict[str, str], Path], None]:
     return show
 
 
+def show_sqlite(_env: dict[str, str], folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "events.db")) as connection:
+        _show("table events", connection.execute("SELECT * FROM events ORDER BY id"))
+
+
 def _show(title: str, rows: object) -> None:
     print(f"{title}:")
     for row in rows:  # type: ignore[attr-defined]
@@ -85,7 +91,7 @@ PROGRAMS = {
         [_postgres],
         [show_table("payments"), show_files("refused"), show_files("large")],
     ),
-    "own_sink": ("events", [], [show_files("archive")]),
+    "own_sink": ("events", [], [show_sqlite, show_files("archive")]),
 }
 """By name: the folder of its input, its servers, and what is shown afterwards."""
 

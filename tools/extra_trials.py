@@ -18,7 +18,7 @@ from typing import Any
 NOBODY = "127.0.0.1:1"
 
 PARTS: Mapping[str, Sequence[str]] = {
-    "": ("epochal.session", "epochal.sinks.memory", "epochal.kit"),
+    "": ("epochal.cli", "epochal.session", "epochal.sinks.memory", "epochal.kit"),
     "connect": ("epochal.spark",),
     "console": ("epochal.console",),
     "delta": ("epochal.sinks.delta",),

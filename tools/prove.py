@@ -3,13 +3,13 @@ Prove by brute force, one part after the other: `make proof`, or `make proof ONL
 
 Parts: `model` walks every scenario of the model checker, `simulation` runs SEEDS seeds,
 `shared-journal` as many of a broker on several machines, `mutants` breaks the coordinator,
-`compat` runs the small suite on every supported PySpark, `hudi` the tests of Hudi tables on the one
-that Hudi has a bundle for, `servers` all tests of database sinks on the servers that most of them
-do not use by themselves: PostgreSQL 15 and MySQL. Three parts run tests that are marked `proof`:
-`clients` suites of other people's Kafka clients on the embedded broker, `kills` those of Spark
-drivers that write to databases, topics, files and tables under one decision, `storms` all others
-(standbys, executors, servers, the broker under kills, power cuts and damage, random schedules).
-KILLS says how long their loops are.
+`compat` runs the small suite on every supported PySpark, `connect` the tests of Spark Connect on
+those from 4.0 on, `hudi` those of Hudi tables on the one that Hudi has a bundle for, `servers` all
+tests of database sinks on the servers that most of them do not use by themselves: PostgreSQL 15 and
+MySQL. Three parts run tests that are marked `proof`: `clients` suites of other people's Kafka
+clients on the embedded broker, `kills` those of Spark drivers that write to databases, topics,
+files and tables under one decision, `storms` all others (standbys, executors, servers, the broker
+under kills, power cuts and damage, random schedules). KILLS says how long their loops are.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def parts(seeds: int) -> dict[str, list[str]]:
         "storms": [*_MARKED, "tests", *(f"--ignore={one}" for one in (*_CLIENTS, *_KILLS, *_HUDI))],
         "servers": ["env", *_SERVERS, "pytest", "-n", "2", "--dist", "loadfile", *_DATABASES],
         "compat": [PYTHON, "tools/compat.py"],
+        "connect": [PYTHON, "tools/compat.py", "connect"],
         "hudi": [PYTHON, "tools/compat.py", "hudi"],
     }
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Unsettled,
     )
     from epochal.kit.secrets import env, file
+    from epochal.kit.sql.backpressure import PressureLimits
     from epochal.reports.visible import visible
     from epochal.session import Session
     from epochal.sinks.callback import Callback
@@ -65,6 +66,7 @@ _HOMES = {
     "Pipeline": "epochal.spark.pipeline",
     "Postgres": "epochal.sinks.postgres",
     "PreparedEpoch": "epochal.coordinator",
+    "PressureLimits": "epochal.kit.sql.backpressure",
     "Refused": "epochal.errors",
     "Session": "epochal.session",
     "TryAgain": "epochal.errors",
@@ -99,6 +101,7 @@ __all__ = [
     "Pipeline",
     "Postgres",
     "PreparedEpoch",
+    "PressureLimits",
     "Refused",
     "Session",
     "TryAgain",

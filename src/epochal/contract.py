@@ -333,6 +333,12 @@ class EngineWrite:
     """The columns to write, each as SQL over those of the rows; empty: the rows as they are."""
     required: Sequence[str] = ()
     """Columns of the rows without nulls: a row that has one is rejected, and fails the job."""
+    keys: Sequence[str] = ()
+    """
+    Of several rows with the same values of these columns the highest by `order_by` is written.
+    Where two are the highest, the job fails.
+    """
+    order_by: Sequence[str] = ()
     field_ids: Mapping[str, int] = field(default_factory=dict)
     """The number of each column in the files, and of each field of a struct, by its path."""
     table: str = ""

@@ -101,6 +101,14 @@ class Misconfigured(EpochalError):
     code = "misconfigured"
 
 
+def not_installed(part: str, package: str | None, extra: str) -> Misconfigured:
+    """The error of a part whose extra is not installed."""
+    return Misconfigured(
+        f"{part} can't run without {package}, which is not installed",
+        f'pip install "epochal[{extra}]"',
+    )
+
+
 class Refused(Misconfigured):
     """A start that would lose, repeat or mix rows: the log and the start differ (I10)."""
 

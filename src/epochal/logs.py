@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from epochal.storage import Store, open_store
 from epochal.storage.memory import MemoryStore
-from epochal.storage.urls import canonical
+from epochal.storage.urls import canonical, require_expanded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,6 +100,7 @@ def checkpoint_of(place: str) -> str | None:
 def located(checkpoint: str | os.PathLike[str], spark: SparkSession | None = None) -> str:
     """A checkpoint's location in the one form that identity is compared by."""
     text = os.fspath(checkpoint)
+    require_expanded(text)
     if spark is not None:
         from epochal.storage.hadoop import qualified  # noqa: PLC0415  needs py4j, as Spark does
 

@@ -49,6 +49,8 @@ from epochal.terms import (
 
 logger = logging.getLogger("epochal")
 
+_PLAIN = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+
 _ONLY_PARTITION = 0
 
 
@@ -56,7 +58,7 @@ class Session:
     """
     Exactly-once writes to one or more sinks from plain Python.
 
-        with Session("orders", sinks=[Files("out")], schema=schema, log="out-log") as session:
+        with Session("orders", sinks=[Files("out/orders")], schema=schema, log="log") as session:
             session.begin(session.next_epoch)
             session.write(rows)
             session.commit()
@@ -74,15 +76,17 @@ class Session:
         gates: Iterable[Gate] = (),
         limits: Limits = DEFAULT_LIMITS,
         run: str | None = None,
+        retarget: Sequence[str] = (),
         fingerprint: bool = True,
         environment: Environment | None = None,
     ) -> None:
+        """`retarget`: names of sinks that write to another target from now on."""
         _require_whole_rows(sinks)
         log = open_log(str(log)) if isinstance(log, str | Path) else log
         self._sinks = {sink.name: sink for sink in sinks}
-        self._schema = schema
+        self._schema = _without_views(schema)
         self._limits = limits
-        self._is_hashed = fingerprint and is_hashable(schema)
+        self._is_hashed = fingerprint and is_hashable(self._schema)
         self._fingerprint = NO_ROWS
         self._coordinator = Coordinator(
             log=log, sinks=sinks, gates=gates, limits=limits, environment=environment
@@ -99,10 +103,11 @@ class Session:
             sinks=described(sinks),
             driver=this_driver(),
             run=run,
+            retarget=tuple(map(SinkName, retarget)),
             fence=limits.fence_on_start,
         )
         try:
-            self._coordinator.start(start, {sink.name: schema for sink in sinks}, {})
+            self._coordinator.start(start, {sink.name: self._schema for sink in sinks}, {})
         except BaseException:
             self._coordinator.stop()
             raise
@@ -278,15 +283,27 @@ class Session:
         """Hand gathered rows to the writers, inside the transaction: nothing becomes visible."""
         if self._buffer:
             gathered, self._buffer = self._buffer, []
+            self._require_known_fields(gathered)
             self._write_batches([pa.RecordBatch.from_pylist(gathered, schema=self._schema)])
 
+    def _require_known_fields(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Arrow leaves out what its schema lacks, and takes what a row lacks for null."""
+        unknown = set[str]().union(*rows).difference(self._schema.names)
+        if unknown:
+            raise Misconfigured(
+                f"rows have the fields {sorted(unknown)}, and the session's columns are "
+                f"{self._schema.names}",
+                "name them as schema= does, or leave them out of the rows",
+            )
+
     def _write_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
-        for batch in batches:
-            if batch.schema != self._schema:
+        for given in batches:
+            if _without_views(given.schema) != self._schema:
                 raise Misconfigured(
-                    f"rows have the schema\n{batch.schema}\nthe session has\n{self._schema}",
+                    f"rows have the schema\n{given.schema}\nthe session has\n{self._schema}",
                     "give the session the schema of its rows: schema=",
                 )
+            batch = given if given.schema == self._schema else given.cast(self._schema)
             if self._is_hashed:
                 self._fingerprint += fingerprint_of([batch])
             for name, writer in self._writers.items():
@@ -357,6 +374,12 @@ def _report(error: EpochalError) -> None:
 
 def _batches(rows: pa.RecordBatch | pa.Table, rows_max: int) -> Iterable[pa.RecordBatch]:
     return rows.to_batches(max_chunksize=rows_max) if isinstance(rows, pa.Table) else [rows]
+
+
+def _without_views(schema: pa.Schema) -> pa.Schema:
+    """polars and others give texts as views, which not every target takes."""
+    plain = [field.with_type(_PLAIN.get(field.type, field.type)) for field in schema]
+    return pa.schema(plain, schema.metadata)
 
 
 def _require_whole_rows(sinks: Sequence[Sink]) -> None:

@@ -310,6 +310,20 @@ def quantity(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+_SCHEMES = {"s3a": "s3", "abfs": "abfss"}
+"""By the other name of the same store."""
+
+
+def is_same_place(one: str, other: str) -> bool:
+    """Whether two locations are one folder: Spark calls `s3a:` what most others call `s3:`."""
+    return _with_one_scheme(one) == _with_one_scheme(other)
+
+
+def _with_one_scheme(location: str) -> str:
+    scheme, mark, rest = location.partition("://")
+    return f"{_SCHEMES.get(scheme, scheme)}{mark}{rest}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Every limit of an epoch, with its unit."""

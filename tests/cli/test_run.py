@@ -86,6 +86,13 @@ def test_a_source_that_spark_does_not_know_is_reported_in_one_line(spark, declar
     assert "\n" not in caught.value.message
 
 
+def test_the_package_of_a_source_that_spark_lacks_is_named_with_its_version(spark, declared):
+    with pytest.raises(Misconfigured) as caught:
+        stream_of(replace(declared, source=SourcePart(format="kafka")), spark)
+    package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
+    assert caught.value.hint == f"spark: {{packages: [{package}]}}"
+
+
 @pytest.mark.parametrize(
     ("query", "code"),
     [("SELEC 1", "PARSE_SYNTAX_ERROR"), ("SELECT amount > 0 FROM batch", "UNRESOLVED_COLUMN")],

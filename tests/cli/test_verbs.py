@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -322,6 +321,25 @@ def test_wrong_arguments_are_a_usage_error(epochal):
     assert epochal("resolve", "finish", "jobs:pipeline")[0] == 2
 
 
+def test_status_takes_a_pipeline_too(killed, epochal):
+    (killed / "shop.yaml").write_text(
+        "pipeline: shop\ncheckpoint: chk\nsource: {format: rate}\n"
+        "sinks:\n  - {kind: files, path: out}\n"
+    )
+    below = epochal("status", "chk")
+    assert below[0] == 3
+    for named in ("shop.yaml", "jobs:pipeline"):
+        code, out, _ = epochal("status", named)
+        assert (code, out.split()[:12]) == (3, below[1].split()[:12])
+
+
+def test_status_of_a_pipeline_that_was_never_started_is_no_broken_log(place, epochal):
+    code, _, err = epochal("status", "jobs:pipeline")
+    assert (code, "jobs:pipeline holds no epoch log" in err) == (1, True)
+    code, _, err = epochal("doctor", "jobs:pipeline")
+    assert (code, f"nothing was started there; relative paths begin at {place}" in err) == (1, True)
+
+
 def test_the_version_is_printed(epochal):
     assert epochal("--version") == (0, f"epochal {__version__}\n", "")
 
@@ -338,12 +356,18 @@ def test_debug_shows_the_stack_trace(place):
     assert "Traceback" in ran.stderr
 
 
-@pytest.mark.parametrize(
-    "verb", ["status", "epochs", "recover", "doctor", "verify", "drop", "grants", "resolve finish"]
-)
-def test_help_teaches_with_an_example(epochal, verb):
-    code, out, _ = epochal(*verb.split(), "--help")
-    assert (code, "Example: epochal" in textwrap.dedent(out)) == (0, True)
+PARTS = {"log": ["export"], "resolve": ["finish", "give-up", "abort", "accept"]}
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_teaches_with_an_example_of_its_own(epochal, verb):
+    for part in PARTS.get(verb, [""]):
+        code, out, _ = epochal(*f"{verb} {part}".split(), "--help")
+        examples = [line for line in out.splitlines() if "Example: " in line]
+        assert code == 0
+        assert examples, part
+        assert all(f"Example: epochal {verb} {part}".strip() in line for line in examples)
+        assert all(line.count("Example: ") == 1 for line in examples)
 
 
 CHANGING = {
@@ -434,6 +458,21 @@ def test_a_dry_run_says_what_would_become_of_a_copied_checkpoint(place, epochal)
     )
     code, _, err = epochal("fork", "chk/epochal/log", "--dry-run")
     assert (code, "it is the original, not a copy" in err) == (1, True)
+
+
+def test_a_moved_checkpoint_whose_log_is_kept_elsewhere_is_adopted_and_renamed(place, epochal):
+    import jobs
+
+    with jobs.session() as session:
+        jobs.run(session, 2)
+    shutil.move("chk/epochal/log", "kept")
+    shutil.move("chk", "moved")
+    code, _, err = epochal("adopt", "moved")
+    assert (code, "moved" in err) == (1, True), "its own folder has no log"
+    code, _, err = epochal("adopt", "moved", "--log", "kept")
+    assert (code, f"at {place}/moved: next epoch 2" in err) == (0, True)
+    code, _, err = epochal("rename", "moved", "stall", "--log", "kept")
+    assert (code, "pipeline 'stall'" in err) == (0, True)
 
 
 def contents(place: Path) -> dict[Path, bytes]:

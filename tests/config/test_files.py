@@ -123,6 +123,11 @@ def test_booleans_and_dates_of_old_yaml_are_text(read):
     assert (file.pipeline, file.checkpoint, file.source.format) == ("no", "2026-01-01", "on")
 
 
+def test_digits_that_are_no_number_are_text(read):
+    file = read(HEAD + MEMORY + "run: 2026_\nlog: 2__6\nlimits: {buffer_rows: 1_000}\n")
+    assert (file.run, file.log, file.limits.buffer_rows) == ("2026_", "2__6", 1000)
+
+
 def test_environment_variables_are_substituted_before_types_are_resolved(read, monkeypatch):
     monkeypatch.setenv("LIMIT", "7")
     monkeypatch.delenv("NOWHERE", raising=False)
@@ -197,6 +202,13 @@ def test_environment_variables_are_substituted_before_types_are_resolved(read, m
         (
             HEAD + MEMORY + "metrics: {port: 70000}\n",
             ["p.yaml:5:10: metrics: port 70000 is out of range (0 to 65535)"],
+        ),
+        (
+            HEAD + MEMORY + "trigger: {processing_time: 1 second, available_now: true}\n",
+            [
+                "p.yaml:5:10: trigger: a run that ends has no interval "
+                "(processing_time: … or available_now: true)"
+            ],
         ),
         ("", ["p.yaml:1:1: the file is empty (`epochal init` writes one)"]),
         (

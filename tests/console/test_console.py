@@ -102,6 +102,47 @@ def test_it_is_usable_on_a_phone_by_keyboard_and_in_the_dark(shown, chromium):
     context.close()
 
 
+BROKEN_WORDS = r"""() => {
+  const broken = [];
+  for (const cell of document.querySelectorAll("td, th")) {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      const node = texts.currentNode;
+      for (const word of node.data.matchAll(/(?<=^|\s)[A-Za-z]{2,16}(?=$|[\s.,:;])/g)) {
+        const range = document.createRange();
+        range.setStart(node, word.index);
+        range.setEnd(node, word.index + word[0].length);
+        const lines = new Set([...range.getClientRects()].map((line) => line.top));
+        if (lines.size > 1) broken.push(word[0]);
+      }
+    }
+  }
+  return broken;
+}"""
+"""Words in tables that go on in the next line."""
+
+
+def test_the_smallest_phone_shows_whole_words_and_only_tables_scroll(doubtful, chromium):
+    url, _ = doubtful
+    context = chromium.new_context(viewport={"width": 320, "height": 700})
+    page = context.new_page()
+    page.goto(f"{url}/login")
+    page.fill("#user", "Alice")
+    page.fill("#token", TOKEN)
+    page.click("button:has-text('Sign in')")
+    page.wait_for_selector("h1:has-text('Pipelines')")
+    page.click("a:has-text('payments')")
+    page.wait_for_url("**/pipelines/*")
+    address = page.url
+    parts = ("", "/epochs", "/epochs/1", "/recover", "/resolve")
+    for place in (url, *(f"{address}{part}" for part in parts)):
+        page.goto(place)
+        page.wait_for_load_state("load")  # of the style sheet, too
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320, place
+        assert page.evaluate(BROKEN_WORDS) == [], place
+    context.close()
+
+
 def test_an_epoch_in_doubt_is_shown_first_and_recovered_on_confirmation(doubtful, page, sign_in):
     url, root = doubtful
     sign_in(url)

@@ -1,9 +1,11 @@
 """A decision is committed again and again until it is done, by proof (I4, I9)."""
 
+import os
 import sys
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from epochal.coordinator.retry import backoff, in_threads
 from epochal.coordinator.targets import Targets
 from epochal.errors import (
     Fenced,
+    InvariantBroken,
     Misconfigured,
     OutcomeUnknown,
     PreparedLost,
@@ -122,6 +125,14 @@ def test_once_a_sink_has_failed_for_good_the_others_are_not_retried(carry, clock
     assert (other.commits, clock.monotonic()) == (1, 0)
 
 
+def test_a_broken_invariant_is_not_hidden_by_the_error_of_another_sink(carry):
+    with pytest.raises(Unsettled, match="sink 'y' could not be committed: a row is there twice"):
+        carry(
+            x=Scripted([Misconfigured("wrong password")]),
+            y=Scripted([InvariantBroken("a row is there twice")]),
+        )
+
+
 def test_a_sink_that_is_done_is_not_committed_again_by_a_retry(carry):
     done = Scripted([None])
     carry(x=done, y=Scripted([OSError("reset"), None]))
@@ -217,13 +228,20 @@ def test_sys_exit_in_a_sink_ends_its_call_and_is_reported():
     assert "SystemExit: 3" in str(result)
 
 
-def test_threads_give_each_job_its_own_result_and_leave_one_that_hangs():
-    forever = threading.Event()
+def test_threads_give_each_job_its_own_result_and_leave_one_that_hangs(monkeypatch):
+    forever, ended = threading.Event(), []
 
     def fails():
         raise TryAgain("busy")
 
-    results = run_threads([lambda: None, fails, forever.wait], give_up_s=0.05)
+    # The time is over once two have answered, however long that takes on a busy machine.
+    clock = SimpleNamespace(monotonic=lambda: 0.0 if len(ended) < 2 else 100.0)
+    monkeypatch.setattr("epochal.coordinator.retry.time", clock)
+    results = run_threads(
+        [lambda: None, fails, forever.wait],
+        give_up_s=60.0,
+        on_end=lambda at, _result: ended.append(at),
+    )
     forever.set()
     assert results[0] is None
     assert isinstance(results[1], TryAgain)
@@ -238,3 +256,34 @@ def test_jobs_that_hang_share_one_deadline():
     forever.set()
     assert all(isinstance(result, OutcomeUnknown) for result in results)
     assert spent_s < 100 * 0.2, "each had a deadline of its own"
+
+
+def test_a_thread_that_is_done_takes_the_next_job_and_one_that_hangs_does_not():
+    has_begun, is_released, threads = threading.Event(), threading.Event(), []
+
+    def noted():
+        threads.append(threading.current_thread())
+
+    def hanging():
+        noted()
+        has_begun.set()
+        is_released.wait(60)
+
+    for _ in range(20):
+        run_threads([noted], give_up_s=10.0)
+    assert len(set(threads)) < len(threads)
+    run_threads([hanging], give_up_s=0.01)
+    assert has_begun.wait(60)
+    stuck = threads[-1]
+    for _ in range(20):
+        run_threads([noted], give_up_s=10.0)
+    is_released.set()
+    assert stuck not in threads[21:]
+
+
+def test_a_forked_process_waits_for_no_thread_of_its_parent():
+    run_threads([lambda: None], give_up_s=10.0)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if run_threads([lambda: None], give_up_s=60.0) == (None,) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -7,6 +7,7 @@ import pytest
 from epochal.contract import Begin
 from epochal.coordinator import Coordinator, Environment
 from epochal.coordinator.journal import Journal
+from epochal.coordinator.targets import by_name
 from epochal.errors import (
     Fenced,
     IllegalMove,
@@ -24,6 +25,7 @@ from epochal.protocol.admission import Admission, Position
 from epochal.protocol.machine import Phase
 from epochal.protocol.records import decode
 from epochal.protocol.state import RecordKind, State, claimed, decided, settled, sinks_done
+from epochal.sinks.memory import Memory
 from epochal.terms import UNCLAIMED, Decision, EpochNumber, Mark, Offsets, Uid
 from proof.calls import SimCommitter
 from proof.world import Source, World
@@ -276,6 +278,25 @@ def test_a_start_carries_out_what_is_decided_first(bench):
     assert bench.begin(coordinator, 1) is Admission.FRESH
 
 
+def test_a_start_takes_over_from_a_driver_that_goes_on_meanwhile(bench):
+    """Epochs end between a look at the log and the look at the checkpoint."""
+    bench = replace(bench, world=World(Source.of(*[(1,)] * 6), bench.sinks))
+    busy, done = bench.started("A"), []
+
+    def position():
+        for _ in range(2 if len(done) < 4 else 0):
+            bench.epoch(busy, len(done))
+            done.append(len(done))
+        return _at(done[-1], done[-1])
+
+    successor = bench.coordinator("B")
+    successor.start(bench.start(), position=position)
+    with pytest.raises(Fenced):
+        bench.epoch(busy, len(done))
+    bench.epoch(successor, len(done))
+    assert len(bench.visible()) == len(done) + 1
+
+
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_after_an_unsettled_epoch_neither_the_next_begins_nor_is_it_reported_as_done(bench, epoch):
     coordinator = unsettled(bench, OSError("down"))
@@ -518,3 +539,12 @@ def test_a_sweep_between_epochs_leaves_the_open_epoch_alone(bench):
     coordinator.sweep()
     bench.conclude(coordinator, receipts)
     assert bench.visible() == ["e0p0r0", "e0p1r0"]
+
+
+@pytest.mark.parametrize(
+    ("sinks", "words"),
+    [(Memory(), "is a Memory, not a list"), ([Memory], "the class Memory"), ([], "at least one")],
+)
+def test_what_is_no_list_of_sinks_is_refused(sinks, words):
+    with pytest.raises(Misconfigured, match=words):
+        by_name(sinks)

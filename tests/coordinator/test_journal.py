@@ -306,6 +306,20 @@ def test_a_log_that_refuses_every_attempt_has_written_nothing_and_says_so(log, c
     assert list(log.numbers()) == [1, 2]
 
 
+def test_a_wait_for_the_log_is_announced_once_with_its_cause(log, clock, caplog):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    log.before["put"] = [OSError("network is down")] * 2
+    own.append(RecordKind.STOP, stopped(state, is_clear=True))
+    assert not caplog.messages
+    log.before["put"] = [OSError("network is down")] * 1000
+    with pytest.raises(OutcomeUnknown):
+        own.append(RecordKind.STOP, stopped(state, is_clear=True))
+    (said,) = caplog.messages
+    assert "can't be written; trying for" in said
+    assert said.endswith("network is down")
+
+
 def test_a_log_that_refuses_after_a_reply_was_lost_leaves_the_outcome_unknown(log, clock):
     own = journal(log, clock)
     state = own.claim(follow)
@@ -552,6 +566,31 @@ def test_the_log_is_tidied_by_count_between_sweeps(log, clock):
         own.append(RecordKind.PROGRESS, state)
         own.tidy_if_many()
         assert len(log.numbers()) <= 2 * LIMITS.log_records_kept + 1
+
+
+def test_records_that_can_not_be_deleted_are_left_to_the_next_sweep(log, clock):
+    own = journal(log, clock)
+    state = own.claim(follow)
+    tries = []
+
+    def refuse(numbers):
+        tries.append(numbers)
+        raise Misconfigured("may not delete")
+
+    log.delete = refuse
+    for _ in range(50):
+        own.append(RecordKind.PROGRESS, state)
+        own.tidy_if_many()
+    assert len(tries) == 1, "an epoch may end 50 times a second"
+    own.tidy()
+    assert len(tries) == 2
+    del log.delete
+    own.tidy()
+    assert len(log.numbers()) == LIMITS.log_records_kept + 1
+    for _ in range(50):
+        own.append(RecordKind.PROGRESS, state)
+        own.tidy_if_many()
+    assert len(log.numbers()) <= 2 * LIMITS.log_records_kept + 1
 
 
 def test_nothing_is_tidied_while_a_put_is_unanswered(log, clock):

@@ -29,7 +29,7 @@ def is_clear(bench):
     return bench.world.judge.truth.is_clear
 
 
-def test_a_stop_that_could_not_clear_does_not_claim_good_order(bench2):
+def test_a_stop_that_could_not_clear_does_not_say_clear(bench2):
     coordinator = bench2.started("A")
     bench2.begin(coordinator)
     coordinator.preparing()
@@ -80,7 +80,7 @@ def test_an_abort_that_could_not_clear_is_made_up_for_at_the_stop(bench2):
     assert is_clear(bench2)
 
 
-def test_a_decided_epoch_that_could_not_be_carried_out_leaves_no_good_order(bench2):
+def test_after_a_decided_epoch_that_could_not_be_carried_out_a_stop_is_not_clear(bench2):
     coordinator = bench2.started("A")
     bench2.begin(coordinator)
     coordinator.preparing()
@@ -94,7 +94,7 @@ def test_a_decided_epoch_that_could_not_be_carried_out_leaves_no_good_order(benc
         start_without(bench2, "y", AFTER_0)
 
 
-def test_a_driver_that_only_drains_a_replay_leaves_in_good_order(bench2):
+def test_a_driver_that_only_drains_a_replay_stops_clear(bench2):
     bench2.epoch(bench2.started("A"))
     again = bench2.coordinator("B")
     again.start(bench2.start(position=Position(planned=EpochNumber(0))))
@@ -117,7 +117,26 @@ def test_a_start_that_can_not_sweep_goes_on_and_does_not_make_up_for_a_crash(ben
         start_without(bench2, "y")
 
 
-def test_a_start_that_failed_after_good_order_leaves_it_in_good_order(bench2):
+def test_a_driver_that_closed_its_targets_does_not_say_that_they_are_clear(bench2):
+    """As a client of Spark Connect does that could not start its query after all."""
+    crashed = bench2.started("A")
+    bench2.begin(crashed)
+    crashed.preparing()
+    bench2.prepare(crashed, attempt=1)
+    bench2.before["x", "commit"] = [AWAY] * 1000
+    with pytest.raises(Unsettled):
+        bench2.conclude(crashed, bench2.prepare(crashed, attempt=2))
+    bench2.before.clear()
+    bench2.before["y", "in_doubt"] = [TryAgain("away")] * 10
+    again = bench2.coordinator("B")
+    again.start(bench2.start(position=Position(planned=EpochNumber(0))))
+    again.hand_over()
+    again.stop()
+    assert bench2.world.targets["y"].prepared
+    assert not is_clear(bench2)
+
+
+def test_a_start_that_failed_after_a_clear_stop_leaves_it_clear(bench2):
     before = bench2.started("A")
     bench2.epoch(before)
     before.stop()

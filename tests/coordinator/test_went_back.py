@@ -216,8 +216,8 @@ def test_a_sink_that_is_added_is_no_sign_of_it(bench):
 
 
 def word(**changes):
-    given = {"after": EpochNumber(1), "through": EpochNumber(2), "by": "ann", "because": "restored"}
-    return Accepted(sink="x", **{**given, **changes})
+    numbers = {"after": EpochNumber(1), "since": EpochNumber(2), "through": EpochNumber(2)}
+    return Accepted(sink="x", by="ann", because="restored", **{**numbers, **changes})
 
 
 def test_what_a_person_accepts_ends_the_refusal(bench, back):

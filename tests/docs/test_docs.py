@@ -329,7 +329,7 @@ def test_the_example_of_the_session_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         exec(examples("docs/guides/session.md")[0], {})
-    assert sorted(epochal.read_epochs("out").to_table()["id"].to_pylist()) == [0, 1, 2, 3]
+    assert sorted(epochal.read_epochs("out/orders").to_table()["id"].to_pylist()) == [0, 1, 2, 3]
 
 
 def test_the_quick_start_is_killed_and_counts_every_row_once(tmp_path):

@@ -168,7 +168,9 @@ def retrying(scene: Scene):
         try:
             server.kill()
             Path("go").touch()
-            scene.await_fact(lambda one: one.health is Health.RETRYING)
+            scene.await_fact(
+                lambda one: one.health is Health.RETRYING and "Connection refused" in one.because
+            )
             yield
         finally:
             _end(driver)

@@ -217,7 +217,7 @@ def test_i5_something_left_in_doubt_at_rest(scene):
     objects("I5", scene.world.judge.at_rest, scene.world)
 
 
-def test_i5_a_stop_in_good_order_with_something_left(scene):
+def test_i5_a_clear_stop_with_something_left(scene):
     scene.receipt(0)
     objects("I5", scene.put, RecordKind.STOP, stopped(scene.state, is_clear=True))
 

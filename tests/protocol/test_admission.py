@@ -84,6 +84,20 @@ def test_a_copied_checkpoint_is_refused(make, start):
     assert "epochal fork" in refused.hint
 
 
+def test_a_bucket_has_one_place_under_the_schemes_of_spark_and_of_others(make, start):
+    state = replace(make.fresh(), location="s3://lake/chk")
+    admit_start(state, replace(start, location="s3a://lake/chk"))
+    for elsewhere in ("s3a://lake/copy", "s3a://other/chk", "gs://lake/chk"):
+        refusal(lambda: admit_start(state, replace(start, location=elsewhere)), "copied or moved")  # noqa: B023  called at once
+
+
+def test_containers_of_two_accounts_are_two_places(make, start):
+    state = replace(make.fresh(), location="abfss://lake@one.dfs.core.windows.net/chk")
+    admit_start(state, replace(start, location="abfs://lake@one.dfs.core.windows.net/chk"))
+    moved = replace(start, location="abfss://lake@two.dfs.core.windows.net/chk")
+    refusal(lambda: admit_start(state, moved), "copied or moved")
+
+
 def test_another_run_on_this_checkpoint_is_refused(done, start):
     refusal(lambda: admit_start(done, replace(start, run="again", position=at(0, 0))), "'again'")
 

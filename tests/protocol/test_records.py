@@ -77,7 +77,13 @@ def golden_records(make):
         RecordKind.ACCEPTED: accepted(
             done,
             Accepted(
-                sink=make.audit, after=None, through=EpochNumber(0), by="ann", because="restored"
+                sink=make.audit,
+                after=None,
+                since=EpochNumber(0),
+                through=EpochNumber(0),
+                by="ann",
+                because="restored",
+                run="repair-audit-0-0",
             ),
         ),
     }

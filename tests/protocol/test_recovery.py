@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from epochal.errors import Fenced, InvariantBroken, Unsettled
 from epochal.protocol.invariants import RULES, require_own_receipts, require_unnamed
 from epochal.protocol.recovery import Verdict, judge, plan_rewrite
+from epochal.protocol.state import CLAIMS_KEPT
 from epochal.terms import (
     Claim,
     EpochNumber,
@@ -65,6 +66,13 @@ def test_what_a_driver_with_a_copy_of_the_log_prepared_is_left_to_it(make):
     judged = judge(found(make.handle("orders", claim=COPY)), make.unsettled())
     assert judged.verdict is Verdict.LEAVE
     assert "one with a copy of the log did" in judged.because
+
+
+def test_of_what_was_prepared_too_many_starts_ago_nobody_is_blamed(make):
+    state = make.unsettled(generation=Generation(1 + CLAIMS_KEPT), claims=("b" * 8,) * CLAIMS_KEPT)
+    judged = judge(found(make.handle("orders", attempt=2)), state)
+    assert judged.verdict is Verdict.LEAVE
+    assert "can't be told any more" in judged.because
 
 
 def test_what_a_living_driver_of_the_original_prepares_is_left_to_it(make):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from epochal import Postgres
 from epochal.config.resolve_target import OpenedTarget
+from epochal.coordinator import this_driver
 from epochal.reports.doctor import diagnose, grants
 from epochal.reports.inspect import committer_of
 from epochal.reports.recover import plan_recovery, recover
@@ -63,6 +64,11 @@ def test_the_epoch_of_a_running_driver_is_no_problem(shop):
     with shop.session() as session:
         shop.epoch(session)
         assert diagnose(shop.opened).problems == []
+    driver = shop.die("prepared", driver=this_driver())
+    report = diagnose(shop.opened)
+    assert [one.found[0].verdict for one in report.sinks] == ["held by the running driver"] * 2
+    assert report.problems == []
+    assert driver is not None
 
 
 def test_a_target_that_fails_keeps_no_other_from_being_queried(shop):

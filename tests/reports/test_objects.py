@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from obstore.store import LocalStore
 
 from epochal.errors import TryAgain
 from epochal.logs import open_log
 from epochal.reports.epochs import epochs
-from epochal.reports.status import pipeline_status, status
+from epochal.reports.status import copied_from, pipeline_status, require_record, status
 
 
 @pytest.fixture
@@ -31,6 +33,21 @@ def test_pipelines_in_a_bucket_are_found_with_their_history(shop, bucket, monkey
     assert (found.pipeline, found.last_epoch, found.log) == ("shop", 1, url)
     assert [one.read_from for one in epochs(log).epochs] == ["history", "history"]
     assert pipeline_status(log).driver.seen_at is not None
+
+
+def test_a_checkpoint_that_spark_calls_s3a_is_no_copy_where_it_is_called_s3(
+    shop, bucket, monkeypatch
+):
+    log = open_log("s3://bucket/chk/orders/epochal/log")
+    monkeypatch.setattr("epochal.session.open_log", lambda _: log)
+    shop.run(epochs=1)
+    (shop.root / "bucket" / "chk" / "orders" / "metadata").write_text("{}")
+    state = require_record(log).record.state
+    for location, bound_to in (
+        ("s3a://bucket/chk/orders", ""),
+        ("s3a://bucket/chk/others", "s3a://bucket/chk/others"),
+    ):
+        assert copied_from(log, replace(state, location=location)) == bound_to
 
 
 def test_a_store_that_does_not_answer_is_reported_in_one_line(monkeypatch):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+
 import pytest
 
-from epochal import Memory
-from epochal.errors import Misconfigured, Refused, Unsettled
+from epochal import Limits, Memory
+from epochal.errors import Misconfigured, OutcomeUnknown, Refused, Unsettled
+from epochal.logs import open_log
+from epochal.reports import resolve
+from epochal.reports.drop import drop
 from epochal.reports.recover import plan_recovery, recover
 from epochal.reports.status import pipeline_status
+from epochal.sinks.memory.sink import MemoryCommitter
 
 
 def test_a_dry_run_lists_the_steps_and_changes_nothing(shop):
@@ -47,6 +54,39 @@ def test_recovery_aborts_what_no_decision_names(shop):
     shop.run(epochs=1)
     assert shop.orders.rows()["id"].to_pylist() == [0, 1]
     assert driver is not None
+
+
+def test_the_log_of_a_copied_checkpoint_discards_nothing_that_the_original_has_decided(
+    shop, monkeypatch
+):
+    """The copy was made between two epochs of a driver, which failed in the second one."""
+    session = shop.session(limits=Limits(commit_retry_max_s=0.0))
+    shop.epoch(session)
+    (shop.root / "chk" / "metadata").write_text("{}")  # Spark's: the log lies in a checkpoint
+    shutil.copytree(shop.root / "chk", shop.root / "backup")
+    with monkeypatch.context() as broken, session:
+        broken.setattr(MemoryCommitter, "commit", away)
+        with pytest.raises(Unsettled):
+            shop.epoch(session)
+    backup = replace(shop.opened, log=open_log(str(shop.root / "backup" / "epochal" / "log")))
+    by_the_copy = {
+        "recover": lambda: recover(backup),
+        "accept": lambda: resolve.accept(
+            backup, sink="orders", by="me", because="-", dry_run=False
+        ),
+        "drop": lambda: drop(backup, dry_run=False),
+    }
+    for act in by_the_copy.values():
+        with pytest.raises(Refused, match=r"backup seems to be a copy.* bound to .*/chk/"):
+            act()
+    recover(shop.opened)
+    assert shop.orders.rows().num_rows == 4
+    with pytest.raises(Refused, match="the log is older than the target"):
+        recover(backup, take_over=True)  # who insists meets the rules of every start
+
+
+def away(*_: object) -> None:
+    raise OutcomeUnknown("connection refused")
 
 
 def test_a_running_driver_is_not_fenced_by_accident(shop):

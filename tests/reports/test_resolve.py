@@ -133,8 +133,7 @@ def test_a_target_that_went_back_is_accepted_with_what_is_missing_on_record(shop
     with pytest.raises(WentBack, match="epoch 2 was committed there"):
         recover(shop.opened)
     assert diagnose(shop.opened).problems == [
-        "orders: the target went back in time; missing there: epoch 2 (their offsets are "
-        "not in the log)"
+        "orders: the target went back in time; missing there: epoch 2 (offsets: not in the log)"
     ]
     accept = partial(resolve.accept, shop.opened, sink="orders", by="ann", because="restored")
     shown = accept(dry_run=True)

@@ -54,6 +54,16 @@ def test_a_running_driver_is_reported_with_its_phase_and_rates(shop, monkeypatch
         assert report.rows_per_s > 0
 
 
+def test_a_heartbeat_from_before_the_last_decision_does_not_name_the_epoch(shop):
+    shop.run(epochs=3)
+    put_heartbeat(shop, epoch=1, phase="preparing", seconds={"preparing": 1.0})
+    report = pipeline_status(shop.log)
+    assert (report.epoch, report.phase, report.phase_seconds) == (2, "committed", {})
+    put_heartbeat(shop, epoch=3, phase="preparing", seconds={"preparing": 1.0})
+    report = pipeline_status(shop.log)
+    assert (report.epoch, report.phase, report.phase_seconds) == (3, "preparing", {"preparing": 1})
+
+
 def test_a_decided_epoch_without_a_driver_is_in_doubt_with_its_age(shop):
     driver = shop.die("decided")
     report = pipeline_status(shop.log)

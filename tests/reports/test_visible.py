@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -77,6 +78,23 @@ def test_a_target_that_does_not_answer_is_named_and_the_others_are_reported(shop
     assert through(report) == {"orders": 1, "audit": 0}
     assert report.sinks["audit"].because == "connection refused"
     del dead
+
+
+def test_a_target_that_went_back_shows_no_more_than_it_proves(shop, monkeypatch):
+    shop.run(epochs=3)
+
+    def restored(self):
+        marks = newest(self)
+        is_audit = self._identity.sink == "audit"
+        return [replace(mark, epoch=EpochNumber(0)) for mark in marks] if is_audit else marks
+
+    newest = MemoryCommitter.newest
+    monkeypatch.setattr(MemoryCommitter, "newest", restored)
+    report = ep.visible(shop.pipeline)
+    assert (report.through, through(report)) == (0, {"orders": 2, "audit": 0})
+    assert report.sinks["audit"].because.startswith(
+        "the target went back in time; missing there: epochs 1 to 2"
+    )
 
 
 def test_nobody_waits_for_an_epoch_that_was_given_up(shop):

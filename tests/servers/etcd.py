@@ -30,7 +30,10 @@ _ELECTION = ("--heartbeat-interval=50", "--election-timeout=500")
 
 
 def _room() -> str | None:
-    """Memory, where there is a file system of it: a killed process keeps what the kernel has."""
+    """
+    Memory, where there is a file system of it: a killed server keeps what the kernel has, and only
+    a machine's crash needs the disk.
+    """
     memory = Path("/dev/shm")
     return str(memory) if os.access(memory, os.W_OK) else None
 
@@ -123,8 +126,6 @@ class EtcdNode(ServerProcess):
             f"--listen-peer-urls={self.peer}",
             f"--initial-advertise-peer-urls={self.peer}",
             "--initial-cluster=" + ",".join(f"{one.name}={one.peer}" for one in self.members),
-            # A killed server keeps what the kernel has: only a machine's crash needs the disk.
-            "--unsafe-no-fsync",
             *_ELECTION,
             *self._tls(),
             *self._options,
@@ -227,10 +228,13 @@ def running_etcd(
     suite: str = OLD,
     options: Sequence[str] = (),
     tls_user: str | None = None,
+    is_synced: bool = False,
 ) -> Iterator[EtcdCluster]:
-    """A cluster for the time of a block, ready to be written to."""
+    """A cluster for the time of a block, ready to be written to; synced: to a disk."""
     with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="epochal-etcd-", dir=_room()))
+        room = None if is_synced else _room()
+        options = (*options, f"--unsafe-no-fsync={str(not is_synced).lower()}")
+        folder = Path(tempfile.mkdtemp(prefix="epochal-etcd-", dir=room))
         stack.callback(partial(shutil.rmtree, folder, ignore_errors=True))
         certificates = None if tls_user is None else Certificates(folder, tls_user)
         if certificates is not None:

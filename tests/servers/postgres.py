@@ -15,11 +15,13 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psycopg
 from servers.ports import free_port
 from servers.processes import NoServer, ServerProcess, as_nobody, await_ended, pause_process
+from servers.programs import NoProgram, fetched, unpack_alone
 
 _DEBIAN_VERSIONS = ("15", "17", "16", "14", "13")
 _DEBIAN_LEVELS = 4
@@ -60,33 +62,17 @@ def _reachable(folder: Path, room: Path) -> Path:
     return copied / folder.relative_to(root)
 
 
-def debian_binaries(cache: Path) -> Path:
+def debian_binaries() -> Path:
     """
     Debian's server, an older one with all that PostgreSQL ships (citext …), unpacked and not
     installed: an installation would start a server of its own.
     """
     for version in _DEBIAN_VERSIONS:
-        folder = cache / f"postgresql-{version}"
-        binaries = folder / "usr" / "lib" / "postgresql" / version / "bin"
-        if (binaries / "postgres").exists() or _unpack(f"postgresql-{version}", folder):
-            return binaries
+        package = f"postgresql-{version}"
+        with suppress(NoProgram):
+            home = fetched(package, partial(unpack_alone, package), lock="postgresql")
+            return home / "usr" / "lib" / "postgresql" / version / "bin"
     raise NoServer(f"Debian has none of PostgreSQL {', '.join(_DEBIAN_VERSIONS)}")
-
-
-def _unpack(package: str, folder: Path) -> bool:
-    fetched = folder.with_suffix(".part")
-    fetched.mkdir(parents=True, exist_ok=True)
-    ran = subprocess.run(
-        ["apt-get", "download", package], cwd=fetched, capture_output=True, check=False
-    )
-    files = list(fetched.glob("*.deb"))
-    if ran.returncode or not files:
-        return False
-    subprocess.run(["dpkg", "-x", files[0], fetched / "root"], check=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    (fetched / "root").rename(folder)
-    shutil.rmtree(fetched)
-    return True
 
 
 class PostgresServer(ServerProcess):

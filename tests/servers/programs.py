@@ -75,7 +75,17 @@ def fetched(name: str, fetch: Callable[[Path], None], *, lock: str) -> Path:
     return home
 
 
-# Packages of another suite
+# Packages that are only unpacked
+
+
+def unpack_alone(package: str, root: Path) -> None:
+    """A package of this machine's own release, which has what it needs."""
+    if shutil.which("apt-get") is None:
+        raise NoProgram(f"apt-get is needed: {package} comes from Debian")
+    with tempfile.TemporaryDirectory(prefix="epochal-apt-") as folder:
+        _run(["apt-get", "download", package], Path(folder))
+        (archive,) = Path(folder).glob("*.deb")
+        _run(["dpkg", "-x", str(archive), str(root)])
 
 
 def unpack(package: str, suite: str, root: Path) -> None:

@@ -12,16 +12,16 @@ from servers.s3 import ACCESS_KEY, SECRET, S3Server
 
 HADOOP = "3.5.0"
 """As the PySpark in the lock brings it."""
-_SDK = "2.35.4"
+_SDK = {HADOOP: "2.35.4", "3.4.2": "2.29.52"}
 _MODULES = ("apache-client", "s3-transfer-manager", "sts")
 
 
-def jars() -> str:
+def jars(hadoop: str = HADOOP) -> str:
     """For `spark.jars`."""
-    modules = [f"software.amazon.awssdk:{name}:{_SDK}" for name in _MODULES]
+    modules = [f"software.amazon.awssdk:{name}:{_SDK[hadoop]}" for name in _MODULES]
     folder = dependencies(
-        f"s3a-{HADOOP}",
-        f"org.apache.hadoop:hadoop-aws:{HADOOP}",
+        f"s3a-{hadoop}",
+        f"org.apache.hadoop:hadoop-aws:{hadoop}",
         *modules,
         without=("software.amazon.awssdk:bundle",),
     )

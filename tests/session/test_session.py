@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -330,11 +331,41 @@ def test_sql_on_a_sink_is_refused_as_there_is_no_spark(log):
         open_session(log, ep.Memory(where="id > 1"))
 
 
+def test_texts_that_polars_gives_as_views_are_texts(log, tmp_path: Path):
+    given = pa.table(pl.DataFrame({"id": [1, 2], "name": ["a", "b"]}))
+    assert given.schema.field("name").type == pa.string_view()
+    sink = ep.Files(tmp_path / "out", format="jsonl", partition_by=["name"])
+    with open_session(log, sink, schema=given.schema) as session:
+        session.begin(0)
+        session.write(given)
+        session.write(rows(3))
+        session.commit()
+    written = {file.parent.name: file.read_text() for file in tmp_path.glob("out/*/*.jsonl")}
+    assert written == {
+        "name=a": '{"id":1}\n',
+        "name=b": '{"id":2}\n',
+        "name=row 3": '{"id":3}\n',
+    }
+
+
 def test_rows_of_another_schema_are_refused(log, sink):
     with open_session(log, sink) as session:
         session.begin(0)
         with pytest.raises(ep.Misconfigured, match="schema"):
             session.write(pa.table({"other": [1]}))
+
+
+def test_a_field_that_no_column_takes_is_refused_and_not_left_out(log, sink):
+    with open_session(log, sink) as session:
+        session.begin(0)
+        session.write([*rows(1), {"id": 2, "nmae": "row 2"}])
+        with pytest.raises(ep.Misconfigured, match=r"fields \['nmae'\]"):
+            session.commit()
+        assert session.state is Phase.ABORTED
+        session.begin(0)
+        session.write([*rows(1), {"id": 2}])
+        session.commit()
+    assert sink.rows()["name"].to_pylist() == ["row 1", None]
 
 
 def test_a_write_that_failed_takes_the_whole_epoch_with_it(log):

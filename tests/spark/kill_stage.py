@@ -147,7 +147,10 @@ def expected(numbers: range) -> dict[str, list[tuple[int, int]]]:
 
 
 def read_files(root: Path, pipeline: str) -> list[tuple[int, int]]:
-    rows = read_epochs(str(victim.folder(root, pipeline))).to_table().to_pylist()
+    folder = victim.folder(root, pipeline)
+    if not folder.is_dir():  # no driver has started yet
+        return []
+    rows = read_epochs(str(folder)).to_table().to_pylist()
     return sorted((row["id"], row["value"]) for row in rows)
 
 

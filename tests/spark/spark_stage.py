@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 from pyspark import cloudpickle
 
 from epochal.coordinator import Coordinator
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_IS_3_5 = pyspark.__version__.startswith("3.5.")
+FILES_ARE_WRITTEN_BY = "tasks" if _IS_3_5 else "Spark"
+"""Spark 3.5 can't be asked afterwards what its own writer counted, and `check` says so."""
+FEW_ROWS_ARE_WRITTEN_BY = "tasks" if _IS_3_5 else "the driver"
+"""Spark 3.5 hands no Arrow to the driver, and `check` says so."""
 _LONG_S = 6
 
 

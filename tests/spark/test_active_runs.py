@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,14 @@ from spark_stage import Source, ids, wait_for
 
 from epochal.contract import Task
 from epochal.coordinator import by_hand, idle_sweep
-from epochal.errors import Fenced, Misconfigured
+from epochal.errors import EpochalError, Fenced, Misconfigured, Refused, TaskFailed
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
+from epochal.spark.error_text import StopSignal
 from epochal.spark.pipeline import Pipeline
+from epochal.telemetry import probes
+from epochal.telemetry.probes import Activity
 from epochal.terms import Generation, Limits
 
 
@@ -34,12 +38,22 @@ def test_a_cell_is_run_again_with_and_without_a_stop(source: Source, checkpoint:
         pipeline = Pipeline("cell", [sink])
         queries.append(pipeline.start(source.stream, checkpoint, processingTime="0 seconds"))
         queries[-1].processAllAvailable()
-        source.add_numbers(epochs=1)
         if is_stopped:
             queries[-1].stop()
+        source.add_numbers(epochs=1)
     assert [query.isActive for query in queries] == [False, False, False]
     assert [query.exception() for query in queries] == [None, None, None]
     assert ids(sink) == source.ids[:30]
+
+
+def test_a_start_of_another_pipeline_on_the_checkpoint_is_refused_and_stops_nothing(
+    source: Source, checkpoint: Path
+) -> None:
+    query = Pipeline("cell", [Memory()]).start(source.stream, checkpoint)
+    with pytest.raises(Refused, match="belongs to the pipeline 'cell', not 'other'"):
+        Pipeline("other", [Memory()]).start(source.stream, checkpoint)
+    assert query.isActive
+    query.stop()
 
 
 def test_a_start_waits_for_the_callback_that_a_stop_left_running(
@@ -77,7 +91,7 @@ def test_the_end_of_a_query_is_written_to_the_log(source: Source, checkpoint: Pa
     pipeline._run.end()
     assert pipeline._run.coordinator.state.is_stopped
     assert str(checkpoint) not in active_runs._runs
-    assert not [t for t in threading.enumerate() if t.name.startswith("epochal-end")]
+    wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("epochal-end")])
 
 
 _SCRIPT_THAT_ENDS = """
@@ -87,18 +101,20 @@ from epochal.spark import active_runs
 
 atexit.register(print, "connections closed", flush=True)
 coordinator = SimpleNamespace(stop=lambda: print("stop written", flush=True))
-checkpoint = SimpleNamespace(location="chk")
-run = active_runs.Run(coordinator=coordinator, writer=None, checkpoint=checkpoint)
-run.query = SimpleNamespace(isActive=False)
-active_runs.add_run(run)
+for query in (SimpleNamespace(isActive=False), None):
+    checkpoint = SimpleNamespace(location=f"chk of {query}")
+    run = active_runs.Run(coordinator=coordinator, writer=None, checkpoint=checkpoint)
+    run.query = query
+    active_runs.add_run(run)
 """
 
 
-def test_a_script_that_ends_stops_its_run_before_connections_are_closed() -> None:
+def test_a_script_that_ends_stops_its_runs_before_connections_are_closed() -> None:
+    """Also the run of an `each_batch` that no query has called."""
     ended = subprocess.run(
         [sys.executable, "-c", _SCRIPT_THAT_ENDS], capture_output=True, text=True, check=True
     )
-    assert ended.stdout.splitlines() == ["stop written", "connections closed"]
+    assert ended.stdout.splitlines() == ["stop written", "stop written", "connections closed"]
 
 
 @pytest.mark.compat
@@ -118,6 +134,51 @@ def test_an_idle_query_that_was_taken_over_ends_as_failed_with_our_message(
     assert "another driver has taken this pipeline" in str(query.exception())
     assert isinstance(pipeline.error, Fenced)
     assert ids(sink) == source.ids
+
+
+def test_probes_know_whether_a_query_works_was_stopped_or_has_failed(
+    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "_activities", {})
+    source.add_numbers(epochs=1)
+    pipeline = Pipeline("probed", [Memory()], gates=[lambda epoch: epoch.number == 0])
+    query = pipeline.start(source.stream, checkpoint)
+    query.processAllAvailable()
+    assert probes.activities() == {"probed": Activity.WORKING}
+    assert (probes.is_live(), probes.is_ready()) == (True, True)
+    query.stop()
+    pipeline.close()
+    assert probes.activities() == {"probed": Activity.STOPPED}
+    assert (probes.is_live(), probes.is_ready()) == (True, False)
+    source.add_numbers(epochs=1)
+    query = pipeline.start(source.stream, checkpoint)
+    with pytest.raises(StreamingQueryException, match="gate"):
+        query.awaitTermination()
+    assert probes.activities() == {"probed": Activity.FAILED}
+    assert (probes.is_live(), probes.is_ready()) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("error", "activity"),
+    [
+        ("Some data may have been lost: failOnDataLoss", Activity.FAILED),
+        ("java.io.InterruptedIOException: timeout", Activity.FAILED),
+        (
+            "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs",
+            Activity.STOPPED,
+        ),
+    ],
+)
+def test_probes_know_a_query_that_ends_by_an_error_of_its_source(
+    error: str, activity: Activity
+) -> None:
+    def fail() -> None:
+        raise RuntimeError(error)
+
+    stub: Any = SimpleNamespace(location="chk", stop=lambda: None, awaitTermination=fail)
+    run = active_runs.Run(coordinator=stub, writer=stub, checkpoint=stub)
+    run._await_end(stub)
+    assert run.activity() is activity
 
 
 def test_what_a_zombie_prepares_goes_although_no_row_comes(
@@ -221,6 +282,19 @@ def test_each_batch_given_to_a_second_query_by_mistake_leaves_the_first_one_runn
     assert first.isActive
     assert pipeline.error is None
     assert pipeline._run.coordinator.state.generation == 1
+
+
+def test_a_query_elsewhere_that_failed_by_an_interrupt_was_not_stopped() -> None:
+    def error_of(failure: Exception | None) -> EpochalError | None:
+        query: Any = SimpleNamespace(exception=lambda: failure)
+        run = active_runs.RemoteRun(location="chk", query=query, log=None, generation=Generation(0))
+        return run.error
+
+    assert error_of(None) is None
+    assert error_of(Exception(f"[FOREACH_BATCH_USER_FUNCTION_ERROR] … {StopSignal()}")) is None
+    late = error_of(Exception("java.io.InterruptedIOException: timeout"))
+    assert isinstance(late, TaskFailed)
+    assert "timeout" in late.message
 
 
 def test_a_load_beside_a_running_query_leaves_its_figures_alone(

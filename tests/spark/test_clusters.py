@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ import pyspark
 import pytest
 from cluster_driver import EPOCHS, SINKS, Note
 from servers.jvm import QUICK
+from servers.ports import free_port
 from servers.postgres import PostgresServer, debian_binaries, running_server
 
 from epochal.coordinator.journal import read_state
@@ -33,7 +33,6 @@ from epochal.sinks.files.ledger import ledgers
 from epochal.sinks.files.local import stores_at
 from epochal.terms import Handle, Identity, Limits, SinkName
 
-CACHE = Path(__file__).resolve().parents[2] / ".cache"
 SPARK_HOME = Path(pyspark.__file__).parent
 WORKERS = ("127.0.0.2", "127.0.0.3")
 DEATHS = {1: "pyspark.daemon", 3: "CoarseGrainedExecutorBackend"}
@@ -144,7 +143,7 @@ def test_executors_and_python_workers_that_are_killed_lose_no_row_and_repeat_non
 @pytest.fixture(params=["18", "15"])
 def database(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     """A PostgreSQL server with tables that have keys."""
-    binaries = debian_binaries(CACHE) if request.param == "15" else None
+    binaries = debian_binaries() if request.param == "15" else None
     with running_server(binaries=binaries) as server:
         with psycopg.connect(server.url(), autocommit=True) as admin:
             for statement in cluster_driver.TABLES.values():
@@ -220,9 +219,7 @@ def _owner(driver: subprocess.Popen[bytes], pid: int, part: str) -> psutil.Proce
 @pytest.fixture
 def standalone(tmp_path: Path) -> Iterator[str]:
     """A master with a worker on each of two addresses: Spark speculates on another host only."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"spark://127.0.0.1:{port}"
     master = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
     work = ["--cores", "1", "--memory", "1g", "--webui-port", "0", url]

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ import victim
 from kill_stage import PARTITIONS, expected, judge, read_topic, running_targets
 from pyspark import cloudpickle
 from servers.connect import ConnectServer
+from servers.ports import free_port
 from spark_stage import Source, slowly, wait_for
 
 from epochal.clock import SystemClock
@@ -155,6 +157,28 @@ def test_an_error_of_the_worker_reaches_the_client_with_its_class_and_hint(
     assert "too many rows" in pipeline.error.message
     assert pipeline.error.hint
     assert not list((tmp_path / "out").glob("**/*.parquet"))
+
+
+def test_metrics_and_probes_are_served_by_the_worker_on_the_machine_of_the_client(
+    source: Source, tmp_path: Path
+) -> None:
+    source.add_numbers(epochs=1)
+    port = free_port()
+    out = Files(str(tmp_path / "out"), name=SinkName("files"))
+    pipeline = Pipeline("served", [out], metrics_port=port)
+    query = pipeline.start(source.stream, tmp_path / "chk")
+    wait_for(lambda: RecordKind.COMMIT in _kinds(tmp_path / "chk"))
+
+    def answer(path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as found:
+            return str(found.read().decode())
+
+    assert answer("/ready") == '{"served": "working"}'
+    wait_for(
+        lambda: 'epochal_rows_total{pipeline="served",sink="files"} 10.0' in answer("/metrics")
+    )
+    query.stop()
+    assert pipeline.error is None
 
 
 def test_a_worker_killed_after_the_decision_is_taken_up_by_the_next_start(
@@ -312,6 +336,7 @@ def _freeze_at(step: str, note: Path) -> Callable[[str, int | None], None]:
         if at == step and os.getpid() != client:
             note.touch()
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1)  # it takes effect a moment later
 
     return watch
 

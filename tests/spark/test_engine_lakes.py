@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
@@ -173,6 +174,10 @@ def test_an_epoch_of_ten_thousand_partitions_is_there_whole_and_leaves_nothing_e
 ) -> None:
     (tmp_path / "lake").mkdir()
     target = Target(kind, tmp_path / "lake", tmp_path)
+    if kind == "delta":
+        columns = pa.schema([("id", pa.int64()), ("part", pa.int64())])
+        table = DeltaTable.create(target.path, columns, partition_by=["part"])
+        table.alter.add_constraint({"same": "id = part"})
     frame = spark.range(PARTITIONS, numPartitions=2).selectExpr("id", "id part")
     pipeline = Pipeline("many", [target.sink(partition_by=["part"])], limits=Limits())
     pipeline.write(frame, run="a", checkpoint=tmp_path / "checkpoint")

@@ -7,17 +7,17 @@ from __future__ import annotations
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions
-from spark_stage import Killer, Source, ids, run_to_end, wait_for
+from spark_stage import FILES_ARE_WRITTEN_BY, Killer, Source, ids, run_to_end, wait_for
 
 from epochal.contract import EngineWrite
 from epochal.coordinator.journal import read_state
@@ -28,6 +28,7 @@ from epochal.sinks.files import Files, layout, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark import engine_write
 from epochal.spark.driver_write import DriverWrites
+from epochal.spark.jobs import session_settings
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.row_hash import ObservedRows, fingerprint_of
 from epochal.terms import (
@@ -149,6 +150,22 @@ def test_rows_that_spark_writes_are_those_that_tasks_write(
     assert found["Spark"][0].rows == 300
 
 
+def test_a_load_that_ends_leaves_another_its_settings_and_the_last_one_restores_them(
+    spark: SparkSession,
+) -> None:
+    """Two once-only loads at the same time, in one session."""
+    setting = "spark.sql.parquet.outputTimestampType"
+    spark.conf.set(setting, "INT96")
+    try:
+        with ExitStack() as second:
+            with session_settings(spark, engine_write.SETTINGS):
+                second.enter_context(session_settings(spark, engine_write.SETTINGS))
+            assert spark.conf.get(setting) == "TIMESTAMP_MICROS"
+        assert spark.conf.get(setting) == "INT96"
+    finally:
+        spark.conf.unset(setting)
+
+
 @pytest.mark.compat
 def test_a_driver_that_dies_at_any_step_leaves_every_row_of_a_job_visible_once(
     source: Source, checkpoint: Path, killer: Killer, tmp_path: Path
@@ -165,7 +182,7 @@ def test_a_driver_that_dies_at_any_step_leaves_every_row_of_a_job_visible_once(
     assert seen(out) == whole(out) == source.ids
     assert ids(other) == [n for n in source.ids if n % 3 == 0]
     assert leftovers(pipeline) == []
-    assert is_by_job(out) == (not pyspark.__version__.startswith("3."))
+    assert is_by_job(out) == (FILES_ARE_WRITTEN_BY == "Spark")
 
 
 def test_a_stateful_query_and_epochs_without_rows_are_written_by_jobs(
@@ -396,6 +413,11 @@ def test_a_stop_while_a_job_writes_leaves_nothing_and_logs_no_error(
     assert seen(out) == whole(out) == source.ids
     assert leftovers(pipeline) == []
     assert "Aborting" not in logged()
+    jvm: Any = source.spark._jvm
+    settings = jvm.org.apache.logging.log4j.LogManager.getContext(False).getConfiguration()
+    assert settings.getFilter() is None, "it would be asked for every line that is not logged"
+    writer = settings.getLoggerConfig("org.apache.spark.sql.execution.datasources.FileFormatWriter")
+    assert writer.getExplicitLevel() is not None, "a shell would print what it logs of every job"
 
 
 # Delta
@@ -534,14 +556,22 @@ def test_a_store_that_spark_does_not_reach_by_its_own_settings_is_written_by_tas
     assert "Spark does not reach s3a://lake/out.epochal by its own settings" in ability.because
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        (
+            "spark.sql.sources.commitProtocolClass",
+            "org.apache.spark.internal.io.HadoopMapReduceCommitProtocol",
+        ),
+        ("spark.sql.sources.useV1SourceList", "csv,kafka"),
+    ],
+)
 def test_where_a_platform_has_replaced_the_committer_tasks_write(
-    source: Source, checkpoint: Path, tmp_path: Path
+    source: Source, checkpoint: Path, tmp_path: Path, setting: str, value: str
 ) -> None:
     out = tmp_path / "out"
-    setting = "spark.sql.sources.commitProtocolClass"
     source.add_numbers(epochs=1)
-    protocol = "org.apache.spark.internal.io.HadoopMapReduceCommitProtocol"
-    source.spark.conf.set(setting, protocol)
+    source.spark.conf.set(setting, value)
     try:
         run_to_end(Pipeline("platform", [Files(out, name="f")]), source.stream, checkpoint)
     finally:
@@ -549,26 +579,35 @@ def test_where_a_platform_has_replaced_the_committer_tasks_write(
     assert seen(out) == source.ids
     assert not is_by_job(out)
     writer = read_state(checkpoint_log(checkpoint)).sinks["f"]["writer"]
-    assert writer == f"tasks: {setting} is {protocol}"
+    assert writer == f"tasks: {setting} is {value}"
 
 
-@pytest.mark.parametrize("value", ["", "__HIVE_DEFAULT_PARTITION__"])
-def test_a_partition_value_that_would_come_back_as_null_is_refused(
-    source: Source, checkpoint: Path, tmp_path: Path, value: str
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("", "has the value ''"),
+        ("__HIVE_DEFAULT_PARTITION__", "has the value '__HIVE_DEFAULT_PARTITION__'"),
+        ("a\0b", "has a value with the character NUL"),
+        ("/" * 85, "has a value that makes a folder's name of more than 255 bytes"),
+    ],
+)
+def test_a_partition_value_that_names_no_folder_is_refused(
+    source: Source, checkpoint: Path, tmp_path: Path, value: str, why: str
 ) -> None:
-    source.add([{"id": 1, "v": None}, {"id": 2, "v": "ü/a b=%"}])
-    out = tmp_path / "out"
+    odd = ["ü/a b=%", "x" * 253, "/" * 84]
+    source.add([{"id": 0, "v": None}, *({"id": n, "v": v} for n, v in enumerate(odd, start=1))])
+    out = tmp_path / "o #%20?[u]t"
     pipeline = Pipeline("parts", [Files(out, name="f", partition_by=["v"])])
     run_to_end(pipeline, source.stream, checkpoint)
     assert is_by_job(out)
     rows = read_epochs(out).to_table().sort_by("id").to_pylist()
-    assert [row["v"] for row in rows] == [None, "ü/a b=%"]
-    source.add([{"id": 3, "v": "x"}, {"id": 4, "v": value}])
+    assert [row["v"] for row in rows] == [None, *odd]
+    source.add([{"id": 4, "v": "x"}, {"id": 5, "v": value}])
     with pytest.raises(StreamingQueryException):
         run_to_end(pipeline, source.stream, checkpoint)
     assert isinstance(pipeline.error, RowRejected), pipeline.error
-    assert f"partition column 'v' has the value {value!r}" in pipeline.error.message
-    assert seen(out) == [1, 2]
+    assert f"partition column 'v' {why}" in pipeline.error.message
+    assert seen(out) == [0, 1, 2, 3]
     assert leftovers(pipeline) == []
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spark_stage import Killer, Source, copy_folder, ids, run_to_end
+from spark_stage import Killer, Source, copy_folder, ids, run_to_end, wait_for
 
 from epochal.errors import Fenced, Misconfigured, Refused
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
+from epochal.sinks.memory.sink import MemoryCommitter
 from epochal.spark import active_runs
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.query_options import StartOptions
@@ -267,6 +268,35 @@ def test_a_load_that_died_after_its_decision_is_finished_by_the_next_call(
     assert ids(a) == ids(b) == [0, 1, 2, 3, 4]
 
 
+def test_a_start_takes_over_from_a_driver_that_goes_on_while_it_checks_its_targets(
+    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Memory()
+    query = Pipeline("orders", [sink]).start(source.stream, checkpoint)
+    # Another process knows nothing of this one's starts: it only sees the log.
+    mine = active_runs._runs.pop(str(checkpoint))
+    check = MemoryCommitter.check
+
+    def check_slowly(committer: MemoryCommitter, schema: Any) -> Any:
+        if not source.rows:
+            source.add_numbers(epochs=3)
+            wait_for(lambda: ids(sink) == source.ids)
+        return check(committer, schema)
+
+    monkeypatch.setattr(MemoryCommitter, "check", check_slowly)
+    second = Pipeline("orders", [sink])
+    starter = second._starter
+    claimed = starter.run(starter.query(source.spark, None), checkpoint, StartOptions())
+    assert claimed.coordinator.state.generation == 2
+    query.stop()
+    mine.end()
+    claimed.end()
+    monkeypatch.undo()
+    source.add_numbers(epochs=1)
+    run_to_end(second, source.stream, checkpoint)
+    assert ids(sink) == source.ids
+
+
 def test_a_second_driver_fences_the_first(source: Source, checkpoint: Path) -> None:
     source.add_numbers(epochs=1)
     sink = Memory()
@@ -275,7 +305,8 @@ def test_a_second_driver_fences_the_first(source: Source, checkpoint: Path) -> N
     query.processAllAvailable()
     # Another process knows nothing of this one's starts: it only sees the log.
     mine = active_runs._runs.pop(str(checkpoint))
-    claimed = second._start_run(second._query(source.spark, None), checkpoint, StartOptions())
+    starter = second._starter
+    claimed = starter.run(starter.query(source.spark, None), checkpoint, StartOptions())
     source.add_numbers(epochs=1)
     with pytest.raises(Exception, match="another driver has taken this pipeline over"):
         query.processAllAvailable()

@@ -17,12 +17,14 @@ from spark_stage import Breaking, Rejecting, Source, cached, ids, run_to_end
 
 from epochal.coordinator import Stopped
 from epochal.errors import GateRefused, Misconfigured, RowRejected, TaskFailed, Unsettled
+from epochal.kit.sink_base import cast_hint
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark.active_runs import Run
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.jobs import COMPILED
 from epochal.spark.pipeline import Pipeline
+from epochal.spark.projection import project
 from epochal.spark.versions import UNIX_SOCKETS
 
 
@@ -253,6 +255,12 @@ def test_what_can_never_work_is_refused_before_anything_is_claimed(
     with pytest.raises(Misconfigured, match="share the name"):
         Pipeline("refused", [Memory(), Memory()])
     assert not checkpoint.exists()
+
+
+def test_a_hint_casts_one_column_and_leaves_the_others_as_they_are(spark: SparkSession) -> None:
+    frame = spark.range(1).selectExpr("map(id, id) AS m", "id")
+    followed = Memory(**eval(f"dict({cast_hint('m', 'string')})"))
+    assert project(followed, frame).schema.simpleString() == "struct<m:string,id:bigint>"
 
 
 @pytest.mark.compat

@@ -57,7 +57,8 @@ def both_ways(frame: DataFrame) -> tuple[list[bytes], list[bytes]]:
     # toArrow() came with Spark 4.
     table = pa.Table.from_batches(frame._collect_as_arrow()).cast(schema)
     here = [row for batch in table.to_batches() for row in laid_out(batch, layout)["row"]]
-    return sorted(bytes(row.row) for row in there.collect()), sorted(row.as_py() for row in here)
+    sent = pa.Table.from_batches(there._collect_as_arrow())["row"].cast(pa.binary())
+    return sorted(sent.to_pylist()), sorted(row.as_py() for row in here)
 
 
 @pytest.mark.compat
@@ -113,6 +114,13 @@ def test_no_setting_of_sparks_makes_text_of_the_bytes(spark: SparkSession) -> No
         )
     finally:
         spark.conf.unset("spark.sql.function.concatBinaryAsString")
+    assert there == here
+
+
+def test_texts_of_several_collations(spark: SparkSession) -> None:
+    there, here = both_ways(
+        spark.sql("SELECT 'É' COLLATE UTF8_LCASE AS a, 'b' COLLATE UNICODE AS b, 'c' AS c")
+    )
     assert there == here
 
 

@@ -179,7 +179,29 @@ def test_a_stop_in_the_middle_of_an_epoch_is_quiet_and_leaves_nothing_cached(
     assert [ids(sink) for sink in stopping.sinks] == [source.ids] * 2
 
 
-def test_a_process_that_ends_stops_its_queries_cleanly(source: Source, checkpoint: Path) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_interrupt_that_no_stop_has_caused_is_an_error(
+    source: Source, checkpoint: Path, count: int
+) -> None:
+    """As clients of stores raise it when an answer takes too long."""
+    late = "raise_error('java.io.InterruptedIOException: timeout')"
+    sinks = [Memory(name=f"{number}") for number in range(count)]
+    pipeline = Pipeline("late", sinks)
+    query = pipeline.start(source.stream.selectExpr("id", f"{late} AS v"), checkpoint)
+    source.add_numbers(epochs=1)
+    wait_for(lambda: not query.isActive)
+    assert isinstance(pipeline.error, TaskFailed)
+    assert "InterruptedIOException: timeout" in pipeline.error.message
+    assert pipeline.error.message in str(query.exception())
+    pipeline.close()
+    (epoch,) = pipeline.last_epochs()
+    assert (epoch.phase.value, epoch.trouble.code) == ("aborted", "task-failed")
+
+
+def test_a_process_that_ends_stops_its_queries_cleanly(
+    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(active_runs, "_EXIT_WAIT_MAX_S", 60.0)  # a busy machine takes its time
     source.add_numbers(epochs=1)
     sink = Memory()
     pipeline = Pipeline("left", [sink])
@@ -329,7 +351,8 @@ def test_a_jvm_that_exits_between_two_jobs_is_an_error_of_every_sink() -> None:
     ]
     gone = GoneContext()
     for some, conf in product((parts[:1], parts), (dict(COMPILED), gone)):
-        session = SimpleNamespace(sparkContext=gone, _jsparkSession=object(), conf=conf)
+        named = SimpleNamespace(sessionUUID=lambda: "a session")
+        session = SimpleNamespace(sparkContext=gone, _jsparkSession=named, conf=conf)
         batch = SimpleNamespace(sparkSession=session)
         prepared = prepare_all(
             cast("Any", batch),

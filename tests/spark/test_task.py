@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from epochal.contract import Task
-from epochal.errors import InvariantBroken, RowRejected, TaskFailed, from_text
+from epochal.errors import InvariantBroken, Misconfigured, RowRejected, TaskFailed, from_text
 from epochal.kit.sink_base import SinkBase
+from epochal.spark.error_text import as_epochal
 from epochal.spark.task import CarriedError, PrepareTask, _text_batch, prepare
 from epochal.terms import (
     DEFAULT_LIMITS,
@@ -120,3 +121,11 @@ def test_a_receipt_is_sent_as_text_whatever_its_letters(text: str) -> None:
     batch = _text_batch(text)
     batch.validate(full=True)
     assert batch.to_pylist() == [{"receipt": text}]
+
+
+def test_a_name_that_java_does_not_have_is_reported_with_the_way_out() -> None:
+    """As where a value of a partition is not ASCII, and the locale of a container is POSIX."""
+    fact = "java.nio.file.InvalidPathException: Malformed input or input contains unmappable "
+    error = as_epochal(RuntimeError(f"{fact}characters: /lake/city=?"), "epoch 7")
+    assert isinstance(error, Misconfigured)
+    assert "LC_ALL=C.UTF-8" in error.hint

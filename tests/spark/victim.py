@@ -19,6 +19,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,7 @@ def end(how: str, spark: SparkSession) -> None:
         os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
     else:
         os.killpg(0, signal.SIGSTOP)
+        time.sleep(1)  # it takes effect a moment later: on a busy machine the epoch would be done
 
 
 def _are_equal(sinks: list[Sink]) -> Gate:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from epochal.errors import TryAgain
-from epochal.storage import FileStore, Store
+from epochal.storage import FileStore, ScannedStore, Store
 from epochal.storage.memory import MemoryStore
 
 RACERS = 6
@@ -133,6 +133,23 @@ def test_the_end_of_a_long_folder_is_listed_from_a_name_on(store: Store) -> None
     assert list(store.names("f", after="15")) == ["2", "3"]
     assert list(store.names("f", after="3")) == []
     assert list(store.names("missing", after="3")) == []
+
+
+@pytest.mark.parametrize("kind", ["etcd", "postgres"])
+def test_several_keys_are_read_in_one_request(store: Store) -> None:
+    assert isinstance(store, ScannedStore)
+    assert store.read_after("f", "", 9) == {}
+    large = random.Random(1).randbytes(3 << 20)
+    contents = {"1": b"one", "10": b"ten", "2": b"", "3": large}
+    for name, content in contents.items():
+        store.put(f"f/{name}", content)
+    for key in ("f/15/g", "f2/9", "e/9"):
+        store.put(key, b"elsewhere")
+    assert list(store.read_after("f", "", 9).items()) == list(contents.items())
+    assert list(store.read_after("f", "", 3)) == ["1", "10", "2"]
+    assert list(store.read_after("f", "1", 2)) == ["10", "2"]
+    assert store.read_after("f", "2", 9) == {"3": large}
+    assert store.read_after("f", "3", 9) == {}
 
 
 def test_sizes_and_times_are_known(store: Store, kind: str) -> None:

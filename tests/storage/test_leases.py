@@ -203,7 +203,7 @@ def test_a_lock_of_a_session_is_refused_behind_a_pooler(url: str, postgres) -> N
 
 @pytest.mark.parametrize("kind", ["etcd"], indirect=True)
 def test_a_lease_of_etcd_that_expired_is_lost_and_leaves_no_key(url: str) -> None:
-    lease, other = (EtcdLease(address_of(url), ttl_s=2) for _ in range(2))
+    lease, other = (EtcdLease(address_of(url), ttl_s=5) for _ in range(2))
     assert lease.acquire("a") is True
     assert other.acquire("b") is False
     await_lease(other, 30)

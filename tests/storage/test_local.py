@@ -170,6 +170,25 @@ def test_a_name_that_may_not_last_is_an_unknown_outcome_until_it_is_asked_again(
     assert store.read("k1") == b"mine"
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_a_link_whose_answer_is_lost_is_an_unknown_outcome(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As on a network's file system whose server dies once it has made the link."""
+    store, link = LocalStore(folder), os.link
+
+    def made(source: Path, target: Path) -> None:
+        link(source, target)
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", made)
+        with pytest.raises(OutcomeUnknown, match="may be written, or not"):
+            store.put_if_absent("k", b"mine")
+    assert not store.put_if_absent("k", b"another")
+    assert store.read("k") == b"mine"
+
+
 def test_a_disk_without_hard_links_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

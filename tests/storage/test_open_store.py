@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from epochal import Callback, Delta, Files
 from epochal.errors import Misconfigured
+from epochal.logs import located
+from epochal.spark.connect import spark_location
 from epochal.storage import open_file_store, open_store
 from epochal.storage.local import LocalStore
 from epochal.storage.objects import ObjectStore
@@ -85,3 +89,25 @@ def test_large_files_go_to_folders_and_object_stores_only() -> None:
     assert isinstance(open_file_store("s3://bucket/spool"), ObjectStore)
     with pytest.raises(Misconfigured, match="neither a folder nor in an object store"):
         open_file_store("sqlite:///data/spool.db")
+
+
+@pytest.mark.parametrize(("path", "meant"), [("~/out", "/home/x/out"), ("$DATA/out", "/data/out")])
+@pytest.mark.parametrize(
+    "named",
+    [
+        Files,
+        Delta,
+        located,
+        open_store,
+        lambda path: Callback(print, spool=path, name="call"),
+        spark_location,
+    ],
+)
+def test_what_only_shells_replace_is_refused_in_a_path(
+    path: str, meant: str, named: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/x")
+    monkeypatch.setenv("DATA", "/data")
+    with pytest.raises(Misconfigured, match="which only shells replace") as caught:
+        named(path)
+    assert f"write {meant};" in caught.value.hint

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import psycopg
 import pytest
@@ -15,6 +17,10 @@ from epochal.storage import postgres as postgres_module
 from epochal.storage.postgres import PostgresStore
 
 SECRET = "hunter2-s3cret"
+_RELOAD = "SELECT pg_reload_conf()"
+_WAITING = (
+    "FROM pg_stat_activity WHERE application_name = 'epochal-store' AND wait_event = 'SyncRep'"
+)
 
 
 def run(postgres: PostgresServer, *statements: str) -> tuple[object, ...] | None:
@@ -172,6 +178,36 @@ def test_a_put_is_durable_when_it_is_answered_whatever_the_role_is_set_to(postgr
     store = PostgresStore(f"{postgres.url(user='hasty')}#hasty", schema="hasty")
     store.put("k", b"x")
     assert store._connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+    store.close()
+
+
+def test_a_put_whose_standby_did_not_confirm_it_is_unknown_until_one_does(postgres, url):
+    """Somebody cancels sessions that wait for a standby that is away."""
+    store = PostgresStore(url)
+    store.put("first", b"")
+
+    def cancelled(key: str) -> tuple[bool, BaseException | None]:
+        """Whether a put had to wait for a standby, and what it raised once that was cancelled."""
+        with ThreadPoolExecutor(1) as thread:
+            put = thread.submit(store.put_if_absent, key, b"mine")
+            while not put.done() and not run(postgres, f"SELECT 1 {_WAITING}"):
+                pass
+            is_waiting = run(postgres, f"SELECT pg_cancel_backend(pid) {_WAITING}") is not None
+            return is_waiting, put.exception()
+
+    run(postgres, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'", _RELOAD)
+    try:
+        tries = ((key, *cancelled(key)) for key in map(str, count()))
+        # The server obeys a moment later.
+        key, _, error = next(one for one in tries if one[1])
+        assert isinstance(error, OutcomeUnknown)
+        is_waiting, error = cancelled(key)
+        assert is_waiting, "a key that is there was taken for confirmed"
+        assert isinstance(error, OutcomeUnknown)
+    finally:
+        run(postgres, "ALTER SYSTEM RESET synchronous_standby_names", _RELOAD)
+    assert store.put_if_absent(key, b"mine") is False
+    assert store.read(key) == b"mine"
     store.close()
 
 

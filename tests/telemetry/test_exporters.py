@@ -89,6 +89,18 @@ def test_a_driver_is_scraped_under_the_fixed_names(tmp_path):
     assert value_of(found, "epochal_generation", pipeline="scraped") is None
 
 
+def test_a_load_beside_a_driver_of_the_same_name_leaves_its_gauges(tmp_path):
+    port = serve_metrics(0)
+    with session(tmp_path, "beside") as running:
+        epoch(running)
+        again = session(tmp_path / "load", "beside")
+        again.close()
+        found = scraped(port)
+        assert value_of(found, "epochal_last_epoch", pipeline="beside") == 0
+        assert value_of(found, "epochal_health", pipeline="beside", health="ok") == 1
+    assert value_of(scraped(port), "epochal_last_epoch", pipeline="beside") is None
+
+
 def test_no_label_holds_an_epoch():
     assert not [name for name, one in INSTRUMENTS.items() if "epoch" in one.labels]
 

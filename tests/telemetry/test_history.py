@@ -13,11 +13,12 @@ import pytest
 from epochal import Limits, Memory, Session
 from epochal.clock import SystemClock
 from epochal.coordinator import Tracker
+from epochal.errors import Misconfigured
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
 from epochal.storage.memory import MemoryStore
 from epochal.telemetry import log_as_json
-from epochal.telemetry.history import History
+from epochal.telemetry.history import LIVE, History
 from epochal.telemetry.history_writer import Recorder
 from epochal.terms import EpochNumber, Generation, Uid
 
@@ -108,6 +109,35 @@ def test_a_storage_that_fails_for_a_while_gets_all_lines_afterwards(store, caplo
     tracker.close()
     assert written(store) == list(range(10))
     assert [one.levelno for one in caplog.records].count(logging.WARNING) == 1
+
+
+def test_a_storage_that_deletes_nothing_keeps_every_line_and_the_heartbeat(store, caplog):
+    def refuse(keys):
+        raise Misconfigured("may not delete")
+
+    store.delete = refuse
+    tracker = recorded(store, epochs_kept=500)
+    lived(tracker, 0, 2000)
+    tracker.close()
+    assert written(store) == list(range(2000))
+    assert History(store=store).live().epoch == 1999
+    assert "can't be deleted: may not delete" in caplog.text
+
+
+def test_lines_that_can_not_be_written_do_not_make_a_driver_look_dead(store):
+    put = store.put
+
+    def put_heartbeat(key, content):
+        if key != LIVE:
+            raise Misconfigured("may not write")
+        put(key, content)
+
+    store.put = put_heartbeat
+    tracker = recorded(store)
+    lived(tracker, 0, 2)
+    tracker.close()
+    assert written(store) == []
+    assert History(store=store).live().epoch == 1
 
 
 def test_a_segment_belongs_to_one_generation(store):

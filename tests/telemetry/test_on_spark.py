@@ -46,7 +46,9 @@ def test_a_query_is_seen_by_operators_while_it_runs_and_afterwards(spark, tmp_pa
     spark.streams.addListener(listener)
     try:
         stream = spark.readStream.schema("id BIGINT").option("maxFilesPerTrigger", 1)
-        query = pipeline.start(stream.json(str(source)), availableNow=True)
+        query = pipeline.start(
+            stream.json(str(source)), availableNow=True, queryName="a name of its own"
+        )
         assert query.awaitTermination(120)
         pipeline.close()
         deadline_s = time.monotonic() + 120

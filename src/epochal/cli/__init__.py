@@ -83,7 +83,7 @@ def application(verbs: Iterable[str] = tuple(VERBS)) -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
-        epilog="Each verb teaches itself: `epochal run --help`.",
+        epilog="Examples and options of a verb: `epochal run --help`.",
     )
     app.callback()(options)
     for verb in verbs:

@@ -21,7 +21,7 @@ from epochal.cli.output import (
     show_json,
     show_table,
 )
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, not_installed
 
 
 def broker(  # noqa: PLR0917  typer reads the options off the signature
@@ -89,6 +89,8 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
     runs on several machines: one member is active, the others take over within seconds. For large
     volumes use Apache Kafka: only the address changes.
 
+    Example: epochal broker /srv/broker
+
     Example: epochal broker status postgresql://etl@db/shop#broker
     """
     if what and (len(what) > 1 or what[0] == "status"):
@@ -97,8 +99,10 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
     if (data is None) == (not what):
         raise Misconfigured("--data is missing or given twice", "name the folder of this broker")
     folder = data if data is not None else Path((what or [])[0])
-    from epochal.broker.server import serve  # noqa: PLC0415  needs epochal[kafka]
-
+    try:
+        from epochal.broker.server import serve  # noqa: PLC0415  an extra
+    except ModuleNotFoundError as error:
+        raise not_installed("the broker", error.name, "kafka") from error
     serve(
         folder,
         host,
@@ -143,8 +147,10 @@ def _status(what: list[str], *, is_json: bool) -> None:
         raise Misconfigured(
             f"epochal broker {' '.join(what)}: not known", "epochal broker status URL"
         )
-    from epochal.broker.shared.status import cluster_status  # noqa: PLC0415  as above
-
+    try:
+        from epochal.broker.shared.status import cluster_status  # noqa: PLC0415  an extra
+    except ModuleNotFoundError as error:
+        raise not_installed("the broker", error.name, "kafka") from error
     report = cluster_status(what[1])
     if is_json:
         show_json(report)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from epochal.cli.output import message
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, not_installed
 from epochal.kit.secrets import env, file
 from epochal.storage.urls import scheme_of
 
@@ -46,10 +46,7 @@ def console(  # noqa: PLR0917  typer reads the options off the signature
         from epochal.console.access import LOOPBACK, require_safe  # noqa: PLC0415  the same
         from epochal.console.app import console as application  # noqa: PLC0415  the same
     except ModuleNotFoundError as error:
-        raise Misconfigured(
-            f"the console needs a package that is not installed: {error.name}",
-            'pip install "epochal[console]"',
-        ) from error
+        raise not_installed("the console", error.name, "console") from error
     token = _token(token_env, token_file)
     require_safe(host, token)
     app = application(

@@ -11,18 +11,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from epochal.demo.audit import Verdict, audit
 from epochal.demo.kills import Progress, run_until_drained
 from epochal.demo.servers import forget, running_servers
 from epochal.demo.workspace import Workspace, write_source
+from epochal.errors import Misconfigured
 from epochal.terms import quantity
+
+if TYPE_CHECKING:
+    from epochal.demo.audit import Verdict
 
 _SEEDS = 10_000
 
@@ -61,7 +64,11 @@ def demo(  # noqa: PLR0917  typer reads the options off the signature
     A stream is written to a PostgreSQL table, a Kafka topic and files under one decision. Its
     driver is killed by SIGKILL several times. Then every row is counted by each target's own
     client: none lost, none duplicated, no epoch in one sink and not in another.
+
+    Example: epochal demo --rows 20000 --kills 3
     """
+    from epochal.demo.audit import audit  # noqa: PLC0415  pyarrow.dataset loads pandas
+
     chosen = random.randrange(_SEEDS) if seed is None else seed
     parts = min(epochs, rows)
     with _folder(keep) as root:
@@ -94,11 +101,10 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     root = Path(tempfile.mkdtemp(prefix="epochal-demo-"))
     try:
         yield root
-    except Exception:
-        # Keep the folder: the drivers' log in it explains the failure.
-        raise
-    except BaseException:
-        _remove(root)
+    except BaseException as error:
+        # If a driver failed, its log explains why: keep the folder.
+        if isinstance(error, Misconfigured) or not isinstance(error, Exception):
+            _remove(root)
         raise
     _remove(root)
 

@@ -21,6 +21,7 @@ def grants(pipeline: Named, is_json: AsJson = False) -> None:
     No target is queried. Those for a database can be read by its client.
 
     Example: epochal grants jobs.orders:pipeline
+
     Example: epochal grants orders.yaml | psql shop
     """
     report = grants_of(open_target(pipeline))

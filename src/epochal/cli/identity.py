@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.output import DryRun
+from epochal.cli.output import DryRun, UnfinishedBatch
 from epochal.config.resolve_target import log_at
 from epochal.coordinator import by_hand
 from epochal.protocol.admission import Unfinished
@@ -18,21 +18,20 @@ _Checkpoint = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="A Spark checkpoint on this machine, the folder of a once-only load, or the log of a "
-        "session.",
+        help="A Spark checkpoint in a folder or an object store, the folder of a once-only load, "
+        "or the log of a session.",
     ),
+]
+_Log = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The epoch log, if it is not in the checkpoint: its `log=`."),
 ]
 
 
 def adopt(
     checkpoint: _Checkpoint,
-    unfinished: Annotated[
-        Unfinished,
-        typer.Option(
-            help="A batch that other code planned and did not finish: `skip` it if its rows are in "
-            "the targets, `redo` it if not."
-        ),
-    ] = Unfinished.ASK,
+    log: _Log = None,
+    unfinished: UnfinishedBatch = Unfinished.ASK,
     dry_run: DryRun = False,
 ) -> None:
     """
@@ -41,10 +40,12 @@ def adopt(
     A driver that still runs on the checkpoint is fenced: stop it first.
 
     Example: epochal adopt /checkpoints/orders --dry-run
+
+    Example: epochal adopt /checkpoints/orders --log postgresql://etl@db/shop#orders
     """
     found = open_checkpoint(checkpoint)
     state = by_hand.adopt(
-        log_at(checkpoint),
+        log_at(log or checkpoint),
         location=found.location,
         query_id=found.query_id,
         position=found.position,
@@ -68,7 +69,8 @@ def fork(
     """
     Make a copied checkpoint an independent pipeline with a new uid.
 
-    An epoch that the original has decided and not yet committed remains the original's.
+    An epoch that the original has decided and not yet committed remains the original's. The log
+    must be in the copy: one that is kept elsewhere stays the original's.
 
     Example: epochal fork /checkpoints/orders-copy --dry-run
     """
@@ -84,6 +86,7 @@ def fork(
 def rename(
     checkpoint: _Checkpoint,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's new name.")],
+    log: _Log = None,
     dry_run: DryRun = False,
 ) -> None:
     """
@@ -91,7 +94,7 @@ def rename(
 
     Example: epochal rename /checkpoints/orders shop-orders --dry-run
     """
-    state = by_hand.rename(log_at(checkpoint), pipeline=name, dry_run=dry_run)
+    state = by_hand.rename(log_at(log or checkpoint), pipeline=name, dry_run=dry_run)
     _print_state(state, f"uid {state.uid}", dry_run=dry_run)
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from epochal.protocol.admission import Unfinished
 from epochal.reports import to_json
 from epochal.reports.model import StandbyReport
 
@@ -42,6 +43,13 @@ Checkpoint = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a versioned JSON object on stdout.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
+UnfinishedBatch = Annotated[
+    Unfinished,
+    typer.Option(
+        help="A batch that other code planned and did not finish: `skip` it if its rows are in "
+        "the targets, `redo` it if not."
+    ),
+]
 TakeOver = Annotated[
     bool,
     typer.Option(

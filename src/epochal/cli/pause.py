@@ -26,7 +26,8 @@ def pause(
     ],
     checkpoint: Checkpoint = None,
     wait_s: Annotated[
-        float, typer.Option("--wait", help="Wait at most so many seconds until the driver stopped.")
+        float,
+        typer.Option("--wait", help="Wait at most this many seconds until the driver has stopped."),
     ] = 0.0,
 ) -> None:
     """

@@ -52,10 +52,11 @@ def _show(report: RecoveryReport) -> None:
     message(f"driver: {report.driver.liveness.value}: {report.driver.because}")
     head = "would: " if report.is_dry_run else "done: "
     lines(f"{head}{step}" for step in report.steps)
-    for sink in report.sinks:
-        for one in sink.found:
-            old = "" if one.age_s is None else f", {age(one.age_s)} old"
-            blocks = f"; it blocks {one.blocks}" if one.blocks else ""
-            message(f"  {one.sink}: {one.name}{old}: {one.verdict}: {one.because}{blocks}")
+    # What a recovery found is gone after it: the steps are what it did.
+    found = [one for sink in report.sinks for one in sink.found if report.is_dry_run]
+    for one in found:
+        old = "" if one.age_s is None else f", {age(one.age_s)} old"
+        blocks = f"; it blocks {one.blocks}" if one.blocks else ""
+        message(f"  {one.sink}: {one.name}{old}: {one.verdict}: {one.because}{blocks}")
     for need in report.needs_a_person:
         message(f"needs a person: {need}")

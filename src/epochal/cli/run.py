@@ -11,17 +11,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from epochal.cli.output import UnfinishedBatch
 from epochal.config.file import MetricsPart, PipelineFile, TriggerPart
 from epochal.config.pipeline import file_at, gates_of, pipeline_of, session_of, stream_of
 from epochal.coordinator import EpochFigures
 from epochal.errors import EpochalError, TaskFailed
+from epochal.protocol.admission import Unfinished
 from epochal.protocol.machine import Phase
 from epochal.spark.active_runs import is_active, stop_query
 from epochal.spark.local_session import log_uncaught_exceptions
@@ -70,6 +72,11 @@ def run(
             help="Where standbys agree whose turn it is; beside the epoch log if not given.",
         ),
     ] = None,
+    retarget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SINK", help="A sink that writes to another target from now on."),
+    ] = None,
+    unfinished: UnfinishedBatch = Unfinished.ASK,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> None:
     """
@@ -96,25 +103,21 @@ def run(
         if check:
             sys.stdout.write(f"{pipeline.check(stream)}\n")
             return
+        options: dict[str, Any] = {
+            "checkpoint": declared.checkpoint,
+            "run": declared.run,
+            "retarget": retarget or (),
+            "unfinished": unfinished.value,
+            "outputMode": declared.output_mode,
+            "trigger": _trigger(declared),
+        }
         with _pushing(declared.metrics), _stop_on_signals() as stop_requested:
             if standby or lease is not None:
-                waiting = pipeline.start(
-                    partial(stream_of, declared, spark),
-                    checkpoint=declared.checkpoint,
-                    run=declared.run,
-                    standby=lease or True,
-                    outputMode=declared.output_mode,
-                    trigger=_trigger(declared),
-                )
+                build = partial(stream_of, declared, spark)
+                waiting = pipeline.start(build, standby=lease or True, **options)
                 _follow_standby(waiting, pipeline, stop_requested, quiet=quiet)
                 return
-            query = pipeline.start(
-                stream,
-                checkpoint=declared.checkpoint,
-                run=declared.run,
-                outputMode=declared.output_mode,
-                trigger=_trigger(declared),
-            )
+            query = pipeline.start(stream, **options)
             _follow(query, pipeline, stop_requested, quiet=quiet)
     finally:
         _stop_spark(spark)

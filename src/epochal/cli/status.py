@@ -9,16 +9,20 @@ from typing import Annotated
 import typer
 
 from epochal.cli.output import AsJson, age, message, number, show_json, show_table, standby_lines
+from epochal.protocol.state import epochs_text
 from epochal.reports.model import PipelineReport, StatusReport
 from epochal.reports.status import status as status_of
 from epochal.telemetry.health import MEANINGS, Health
+from epochal.terms import EpochNumber
 
 
 def status(
     root: Annotated[
         str,
         typer.Argument(
-            metavar="CHECKPOINTS", help="A checkpoint, or a folder or URL above any number of them."
+            metavar="CHECKPOINTS",
+            help="A checkpoint, or a folder or URL above any number of them; or one pipeline: its "
+            "YAML file or module:object.",
         ),
     ],
     is_json: AsJson = False,
@@ -83,10 +87,10 @@ def _details(one: PipelineReport, now: float) -> Iterator[str]:
         yield f"  blocks: {one.blocks}"
         yield f"  to do: {one.to_do}"
     for lost in one.accepted:
-        after = "" if lost.after is None else f", after {lost.after}"
+        again = "" if lost.run is None else " and written again"
+        epochs = epochs_text(EpochNumber(lost.since), EpochNumber(lost.through))
         yield (
-            f"{name}: epochs up to {lost.through} are accepted as lost at {lost.sink}{after}; "
-            f"by {lost.by}: {lost.because}"
+            f"{name}: lost at {lost.sink}{again}: {epochs}; accepted by {lost.by}: {lost.because}"
         )
     if one.pause is not None:
         yield f"{name}: {one.pause}"

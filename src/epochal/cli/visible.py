@@ -11,7 +11,7 @@ def visible(pipeline: Target, checkpoint: Checkpoint = None, is_json: AsJson = F
     Show up to which epoch all rows are visible, by sink and for all sinks together.
 
     For jobs that read what the pipeline writes: start them once the epoch they need is visible.
-    Targets are asked about the newest decided epoch, unless the pipeline is named by its
+    Targets are asked about the newest epoch that they prove, unless the pipeline is named by its
     checkpoint. Nothing changes.
 
     Example: epochal visible orders.yaml --json | jq .through

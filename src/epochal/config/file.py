@@ -13,6 +13,7 @@ from epochal.config.tree import Entries, Items, Node, Unreadable, parse
 from epochal.config.type_hints import PythonName
 from epochal.contract import Sink
 from epochal.errors import Misconfigured
+from epochal.storage.urls import require_expanded
 from epochal.terms import DEFAULT_LIMITS, Limits
 
 _PORT_MAX = 65535
@@ -27,9 +28,11 @@ class SourcePart:
     format: str
     """Any format of Spark: kafka, rate, json, csv, parquet, delta, iceberg, …"""
     options: Mapping[str, str] = field(default_factory=dict)
+    """Of that source, as Spark names them."""
     schema: str | None = None
     """Columns as SQL types, for formats without a schema: `id BIGINT, at TIMESTAMP`."""
     path: str | None = None
+    """For sources of files and tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,9 @@ class StepPart:
     sql: str | None = None
     """A query. It can read every source by its name, and the previous step as `input`."""
     select: Sequence[str] | None = None
+    """SQL expressions: the columns that the next step gets."""
     where: str | None = None
+    """A SQL condition: the rows that the next step gets."""
     watermark: Mapping[str, str] | None = None
     """The event-time column and how late a row may be: `{at: 10 minutes}`."""
     name: str | None = None
@@ -77,17 +82,25 @@ class TriggerPart:
     available_now: bool = False
     """Process all available rows, in several epochs, then stop."""
 
+    def __post_init__(self) -> None:
+        if self.processing_time is not None and self.available_now:
+            raise Misconfigured(
+                "a run that ends has no interval", "processing_time: … or available_now: true"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkPart:
     """Configuration of Spark, if it is not started by `spark-submit`."""
 
     master: str | None = None
-    """Default: `local[2]`, unless the environment sets another."""
+    """Where none is given, `local[2]`."""
     packages: Sequence[str] = ()
     """Maven coordinates that Spark downloads."""
     jars: Sequence[str] = ()
+    """Jars that are there already: paths or URLs."""
     conf: Mapping[str, str] = field(default_factory=dict)
+    """Any other setting: `spark.driver.memory: 4g`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +110,7 @@ class MetricsPart:
     port: int | None = None
     """Serve Prometheus on this port."""
     host: str = "127.0.0.1"
+    """The address that it listens on; `0.0.0.0` for a scraper on another machine."""
     otlp: bool = False
     """Push by OpenTelemetry; the endpoint is in OTEL_EXPORTER_OTLP_ENDPOINT."""
 
@@ -118,18 +132,27 @@ class PipelineFile:
     sources: Mapping[str, SourcePart] = field(default_factory=dict)
     """Several sources, by the names that queries use."""
     steps: Sequence[StepPart] = ()
+    """What is done with the rows, one step after the other."""
     sinks: Sequence[Sink]
+    """Where the rows go: every epoch appears in all of them, or in none."""
     gates: Sequence[GatePart] = ()
+    """What may refuse an epoch before it is decided."""
     trigger: TriggerPart = TriggerPart()
+    """How often an epoch begins."""
     output_mode: Literal["append", "update", "complete"] = "append"
+    """Spark's output mode, for queries that aggregate."""
     run: str | None = None
     """The key of a run: a deliberate fresh start."""
     log: str | None = None
     """The URL of the epoch log, if it is not in the checkpoint."""
     fingerprint: bool = True
+    """Whether rows are hashed, so that lost ones can be proven equal and written again."""
     limits: Limits = DEFAULT_LIMITS
+    """Timeouts, retries and sizes."""
     spark: SparkPart = SparkPart()
+    """How Spark is started, if not by `spark-submit`."""
     metrics: MetricsPart = MetricsPart()
+    """Where metrics are served or pushed."""
 
     def __post_init__(self) -> None:
         if (self.source is None) == (not self.sources):
@@ -143,6 +166,7 @@ class PipelineFile:
                 "steps: [{sql: SELECT … FROM a JOIN b …}]",
             )
         _require_names_apart(self.sinks)
+        require_expanded(self.checkpoint)
 
     @property
     def streams(self) -> Mapping[str, SourcePart]:

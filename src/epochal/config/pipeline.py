@@ -16,7 +16,7 @@ from epochal.spark.error_text import spark_message
 from epochal.spark.local_session import local_builder, quiet
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.projection import empty_like
-from epochal.spark.versions import UNIX_SOCKETS, require_java
+from epochal.spark.versions import UNIX_SOCKETS, require_startable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,13 +70,14 @@ def session_of(file: PipelineFile) -> SparkSession:
 
 
 def _builder(name: str, master: str | None) -> SparkSession.Builder:
+    is_started = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, with settings of its own
+    if not is_started:
+        require_startable()
     from pyspark.sql import SparkSession  # noqa: PLC0415  importable without pyspark
 
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # Started by spark-submit, with settings of its own.
+    if is_started:
         return SparkSession.builder.appName(name)
     if not (master or "local").startswith("local"):
-        require_java()
         return SparkSession.builder.appName(name).config(UNIX_SOCKETS, True)
     return quiet(local_builder(name, threads=_THREADS))
 
@@ -160,14 +161,22 @@ def _without_stack(where: str, work: Callable[[], DataFrame]) -> DataFrame:
 
 
 _PACKAGES: Mapping[str, str] = {
-    "kafka": "spark: {packages: [org.apache.spark:spark-sql-kafka-0-10_2.13:<your Spark>]}",
-    "delta": "spark: {packages: [io.delta:delta-spark_2.13:…]}",
-    "hudi": "spark: {packages: [org.apache.hudi:hudi-spark3.5-bundle_2.12:…]}",
-    "iceberg": "spark: {packages: [org.apache.iceberg:iceberg-spark-runtime-…]}",
+    "kafka": "org.apache.spark:spark-sql-kafka-0-10_{scala}:{spark}",
+    "delta": "io.delta:delta-spark_{scala}:…",
+    "hudi": "org.apache.hudi:hudi-spark3.5-bundle_{scala}:…",
+    "iceberg": "org.apache.iceberg:iceberg-spark-runtime-{minor}_{scala}:…",
 }
+"""What brings formats that Spark does not have by itself."""
 
 
 def _hint(text: str) -> str:
     if "DATA_SOURCE_NOT_FOUND" not in text and "Failed to find data source" not in text:
         return ""
-    return next((hint for word, hint in _PACKAGES.items() if word in text.lower()), "")
+    from pyspark import __version__ as spark  # noqa: PLC0415  importable without pyspark
+
+    package = next((one for word, one in _PACKAGES.items() if word in text.lower()), None)
+    if package is None:
+        return ""
+    scala = "2.12" if spark.startswith("3.") else "2.13"
+    named = package.format(scala=scala, spark=spark, minor=spark.rpartition(".")[0])
+    return f"spark: {{packages: [{named}]}}"

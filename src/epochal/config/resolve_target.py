@@ -103,6 +103,11 @@ def open_target(target: str | Pipeline, *, checkpoint: str | None = None) -> Ope
     return OpenedTarget(target=target, log=log_at(target))
 
 
+def names_pipeline(target: str) -> bool:
+    """Whether a person names a pipeline by its module or file, and not a place."""
+    return is_import_path(target) or is_file(target)
+
+
 def streaming_by(function: str) -> Streaming:
     """The stream that a function of the session returns, in a local Spark or a submitted one."""
     stream = imported(function)

@@ -53,7 +53,7 @@ from epochal.protocol.state import (
     settled,
     sinks_done,
 )
-from epochal.terms import DEFAULT_LIMITS, EpochNumber, Limits, SinkName
+from epochal.terms import DEFAULT_LIMITS, EpochNumber, Limits, SinkName, is_same_place
 
 # Identity
 
@@ -119,7 +119,7 @@ def fork(
     uid = environment.new_uid()
 
     def follow(state: State) -> State:
-        if state.location == location:
+        if is_same_place(state.location, location):
             raise Refused(
                 f"{location} is where this log belongs: it is the original, not a copy",
                 "copy the checkpoint, then fork the copy",

@@ -130,7 +130,8 @@ class Cleanup:
         self._journal.require_newest()
         state = self._journal.state
         self.left = self._sweep_all(state)
-        self._is_swept = True
+        # Once they are closed, no target was asked.
+        self._is_swept |= bool(self._targets.committers)
         if state.last is not None:
             self._targets.ask_each(
                 {

@@ -46,7 +46,7 @@ from epochal.coordinator.environment import Environment
 from epochal.coordinator.rehearsal import Rehearsal
 from epochal.coordinator.rejected_rows import require_same
 from epochal.coordinator.retry import Result, backoff
-from epochal.coordinator.targets import Call, Targets
+from epochal.coordinator.targets import STOPPING, Call, Targets
 from epochal.errors import (
     EpochalError,
     Fenced,
@@ -114,7 +114,10 @@ class Commit:
         for error in self._errors.values():
             if isinstance(error, Fenced):
                 raise error
-        for sink, error in self._errors.items():
+        # A broken invariant first, which the error of another target must not hide.
+        for sink, error in sorted(
+            self._errors.items(), key=lambda pair: not isinstance(pair[1], STOPPING)
+        ):
             if isinstance(error, WentBack):
                 self.require_newest()
                 raise error
@@ -127,7 +130,7 @@ class Commit:
                     error.hint,
                 ) from error
             raise self._unsettled(sink, error) from error
-        return self.lost
+        return {sink: self.lost[sink] for sink in pending if sink in self.lost}
 
     def _commit_in_time(self, group: Receipts, deadline_s: float) -> None:
         """

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from epochal.contract import Begin, EngineAbility, EngineWrites, Rows, Sink
 from epochal.coordinator.cleanup import Cleanup
@@ -37,7 +37,7 @@ from epochal.coordinator.environment import Environment
 from epochal.coordinator.gates import Gate
 from epochal.coordinator.journal import EpochLog, Journal, StartToken
 from epochal.coordinator.rehearsal import Rehearsal, require_same_offsets
-from epochal.coordinator.retry import prepare_on_driver
+from epochal.coordinator.retry import prepare_on_driver, require_usable
 from epochal.coordinator.targets import Targets, by_name, identity_of
 from epochal.coordinator.tracker import Tracker
 from epochal.errors import (
@@ -50,6 +50,7 @@ from epochal.errors import (
 )
 from epochal.protocol.admission import (
     Admission,
+    Position,
     Start,
     admit_epoch,
     admit_marks,
@@ -95,6 +96,9 @@ _OPEN = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED})
 _ENDED = frozenset({Phase.COMMITTED, Phase.ABORTED})
 _RESTING = _ENDED | {Phase.IDLE}
 
+ReadPosition: TypeAlias = Callable[[], Position | None]
+"""How far the engine's own checkpoint is at this moment."""
+
 
 class Coordinator:
     def __init__(
@@ -108,6 +112,7 @@ class Coordinator:
         tracker: Tracker | None = None,
     ) -> None:
         """A `tracker` that is given outlives this coordinator, and is not closed with it."""
+        require_usable(limits)
         self._environment = environment = environment or Environment()
         self._limits = limits
         self._sinks = by_name(sinks)
@@ -185,25 +190,26 @@ class Coordinator:
         schemas: Mapping[SinkName, pa.Schema] | None = None,
         engines: Mapping[SinkName, EngineAbility] | None = None,
         *,
+        position: ReadPosition | None = None,
         above: StartToken | None = None,
     ) -> Sequence[Ability]:
         """
         Claim the pipeline and finish what was decided. Afterwards older drivers are fenced.
         `engines`: whether the engine's own writer can be used, by sink; None where no rows are to
-        be written. `above`: see `Journal.claim`.
+        be written. `position`: reads that of the start at each look at the log, as an earlier
+        driver may go on until the claim. `above`: see `Journal.claim`.
 
         Everything that can refuse without the claim does so before it: a driver with a wrong
         password must not fence a healthy one.
         """
         if above is not None:
             self._journal.require_newest_is(above)
-        uid, claim = self._environment.new_uid(), self._environment.new_claim()
-        before = self._journal.peek()
-        expected = _claimed(before, start, uid, claim)
+        follow = self._follow(position)
+        before, expected = self._journal.foresee(partial(follow, start))
         abilities, writers = self._check_start(expected, schemas or {}, engines)
         servers = self._targets.servers(before)
         start = replace(start, sinks=_described(start.sinks, writers, servers))
-        self._journal.claim(lambda before: _claimed(before, start, uid, claim), above=above)
+        self._journal.claim(partial(follow, start), above=above)
         if _identities(expected) != _identities(self.state):
             self._targets.open(self.state)
             self._targets.check(schemas or {})
@@ -211,7 +217,7 @@ class Coordinator:
         self.tracker.claimed(self.state)
         self._environment.on_step("claimed", None)
         try:
-            self._compare_marks(start.run)
+            admit_marks(self.state, self._targets.newest(), start.run)
             self._recover()
         except Exception as error:
             self.tracker.troubled(error)
@@ -223,15 +229,30 @@ class Coordinator:
         start: Start,
         schemas: Mapping[SinkName, pa.Schema],
         engines: Mapping[SinkName, EngineAbility],
+        *,
+        position: ReadPosition | None = None,
     ) -> None:
         """
         Refuse what `start` would refuse before its claim; a pause does not count. Claims nothing:
         for a driver that is to start later, and stops this coordinator afterwards.
         """
-        before = self._journal.peek()
-        unpaused = None if before is None else replace(before, pause=None)
+        follow = self._follow(position)
+
+        def follow_unpaused(before: State | None) -> State:
+            return follow(start, None if before is None else replace(before, pause=None))
+
+        _, expected = self._journal.foresee(follow_unpaused)
+        self._check_start(expected, schemas, engines)
+
+    def _follow(self, position: ReadPosition | None) -> Callable[[Start, State | None], State]:
+        """Makes the state of this driver's claim, after the newest state of the log."""
         uid, claim = self._environment.new_uid(), self._environment.new_claim()
-        self._check_start(_claimed(unpaused, start, uid, claim), schemas, engines)
+
+        def follow(start: Start, before: State | None) -> State:
+            at = start if position is None else replace(start, position=position())
+            return _claimed(before, at, uid, claim)
+
+        return follow
 
     def _check_start(
         self,
@@ -485,9 +506,6 @@ class Coordinator:
             require_not_back(self.state, error.sink, committer.newest())
 
     # Starting
-
-    def _compare_marks(self, run: str | None) -> None:
-        admit_marks(self.state, self._targets.newest(), run)
 
     def _recover(self) -> None:
         if self.state.unsettled is not None:

@@ -79,6 +79,7 @@ from epochal.errors import (
     InvariantBroken,
     Misconfigured,
     OutcomeUnknown,
+    Refused,
     TryAgain,
     Unsettled,
 )
@@ -93,6 +94,8 @@ logger = logging.getLogger("epochal")
 T = TypeVar("T")
 
 _RACES_MAX = 100
+_ATTEMPTS_SILENT = 3
+"""Failures of one request after which the log says what is being waited for."""
 _PAUSES = frozenset({RecordKind.PAUSE, RecordKind.RESUME})
 _TRANSIENT = (TryAgain, OutcomeUnknown, OSError)
 _UNKNOWN = (
@@ -189,6 +192,8 @@ class Journal:
         """Lists that an earlier record names, and the newest does not."""
         self.records = 0
         """How many records there were when they were last listed."""
+        self._is_untidy = False
+        """What is old could not be deleted."""
         self._state: State | None = None
         self._fenced_by: Fenced | None = None
         self.is_halted = False
@@ -233,17 +238,47 @@ class Journal:
         `above`: only where that record is the newest; `Fenced` where another driver's is. Pauses
         don't count.
         """
-        for _ in range(_RACES_MAX):
-            number, before = self._insist(self._newest, "the newest record can't be read")
+
+        def followed(before: State | None) -> State:
             if above is not None:
                 self.require_newest_is(above)
+            return follow(before)
+
+        for _ in range(_RACES_MAX):
+            number, before, state = self._followed(followed)
             self._number = number
-            state = follow(before)
             if self._fill(number + 1, kind, state, note):
                 self._number, self._state = self._above_pauses(number + 1, state, has_put=True)
                 self._note_lists(state)
                 self.was_clear = before is None or before.is_clear
                 return state
+        raise self._many_races()
+
+    def foresee(self, follow: Callable[[State | None], State]) -> tuple[State | None, State]:
+        """The newest state in the log, and what `claim` would make of it now."""
+        _, before, state = self._followed(follow)
+        return before, state
+
+    def _followed(self, follow: Callable[[State | None], State]) -> tuple[int, State | None, State]:
+        """
+        Number and state of the newest record, and what `follow` makes of it, which compares it with
+        what it reads elsewhere. Where another driver is at work, the two may be of different
+        moments; so a refusal counts only where the log is as it was:
+
+            this start                   the driver that works    log     checkpoint
+            reads the log: 6 is next                              6       6
+                                         decides and ends 6, 7    8       8
+            reads the checkpoint: 8 is
+            next, and refuses
+            reads the log: 8 is next     again
+        """
+        for _ in range(_RACES_MAX):
+            number, before = self._insist(self._newest, "the newest record can't be read")
+            try:
+                return number, before, follow(before)
+            except Refused:
+                if max(self._numbers(), default=0) == number:
+                    raise
         raise self._many_races()
 
     @property
@@ -359,9 +394,9 @@ class Journal:
     def tidy_if_many(self) -> None:
         """
         Delete what has become too much since the last sweep: an epoch may end 50 times a second,
-        or name lists of many megabytes.
+        or name lists of many megabytes. Where that fails, the next sweep tries again.
         """
-        if self._stale_lists or self.records > self.records_max:
+        if not self._is_untidy and (self._stale_lists or self.records > self.records_max):
             self.tidy()
 
     def tidy(self, *, with_strays: bool = False) -> None:
@@ -373,6 +408,7 @@ class Journal:
         # An unanswered put may yet become the newest record, and names lists.
         if self.is_halted:
             return
+        self._is_untidy = True
         kept_from = self._number - self._limits.log_records_kept
         try:
             stale = [number for number in self._log.numbers() if number < kept_from]
@@ -383,6 +419,7 @@ class Journal:
             if lists:
                 self._log.delete_lists(sorted(lists))
                 self._stale_lists = frozenset()
+            self._is_untidy = False
         except (Fenced, InvariantBroken):
             raise
         except (EpochalError, OSError) as error:
@@ -521,11 +558,15 @@ class Journal:
         clock = self._environment.clock
         deadline = clock.monotonic() + self._limits.decide_retry_max_s
         waits = backoff(self._limits.retry_backoff_ms, self._environment.random)
-        is_unknown = False
+        is_unknown, attempts = False, 0
         while True:
             try:
                 return ask()
             except (*_TRANSIENT, Misconfigured) as error:
+                attempts += 1
+                if attempts == _ATTEMPTS_SILENT:
+                    left = f"trying for {deadline - clock.monotonic():.0f} s more"
+                    logger.warning("%s: %s; %s: %s", self.place, failure, left, _fact(error))
                 is_unknown |= has_effect and not isinstance(error, TryAgain | Misconfigured)
                 wait_s = next(waits)
                 is_last = clock.monotonic() + wait_s > deadline

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FIRST_PARTITION = 9_000_000
-_PARTITIONS = 1_000_000
+_PARTITIONS = 999_999
+"""All below the one that stands for files of the driver, where rows are merged into a table."""
 
 
 def partition_of(rejecting: SinkName) -> int:

@@ -1,19 +1,22 @@
 """
-Waits between attempts (`backoff`), rows that the driver itself prepares (`prepare_on_driver`), and
-calls to several targets at once (`in_threads`).
+Waits between attempts (`backoff`), limits that allow them (`require_usable`), rows that the driver
+itself prepares (`prepare_on_driver`), and calls to several targets at once (`in_threads`).
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
+from dataclasses import fields
+from functools import partial
 from typing import Protocol
 
 from epochal.clock import Clock
-from epochal.errors import OutcomeUnknown, TaskFailed, TryAgain
+from epochal.errors import Misconfigured, OutcomeUnknown, TaskFailed, TryAgain
 from epochal.terms import Limits, Receipt
 
 Result = BaseException | None
@@ -45,6 +48,19 @@ class RunParallel(Protocol):
         on_end: OnEnd,
         on_late: OnLate,
     ) -> Sequence[Result]: ...
+
+
+def require_usable(limits: Limits) -> None:
+    """Refuse limits with which no epoch could be carried out."""
+    for field in fields(limits):
+        value = getattr(limits, field.name)
+        if isinstance(value, int | float) and value < 0:
+            raise Misconfigured(f"Limits({field.name}={value})", "a number that is not negative")
+    if not limits.retry_backoff_ms or min(limits.retry_backoff_ms) < 0:
+        raise Misconfigured(
+            f"Limits(retry_backoff_ms={limits.retry_backoff_ms})",
+            "at least one wait, in milliseconds: Limits(retry_backoff_ms=(100, 500, 2000))",
+        )
 
 
 def backoff(waits_ms: Sequence[int], random: Callable[[], float]) -> Iterator[float]:
@@ -115,12 +131,8 @@ def in_threads(
 
     began_s = time.monotonic()
     for item in enumerate(jobs):
-        threading.Thread(
-            target=copy_context().run,  # so that its log lines carry pipeline, epoch and sink
-            args=(run, *item),
-            name=f"epochal-{item[0]}",
-            daemon=True,
-        ).start()
+        # With its context, so that its log lines carry pipeline, epoch and sink.
+        _start(f"epochal-{item[0]}", partial(copy_context().run, run, *item))
     running = set(range(len(jobs)))
 
     def take_until(deadline_s: float) -> None:
@@ -141,3 +153,32 @@ def in_threads(
     for at in sorted(running):
         on_end(at, results[at])
     return tuple(results)
+
+
+_idle: list[queue.SimpleQueue[tuple[str, Callable[[], None]]]] = []
+"""
+Inboxes of daemon threads that wait for another job. A new thread waits for its turn on the
+processor longer than one that wakes up: on a busy machine more than a millisecond, for each call.
+"""
+IDLE = "epochal-idle"
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _start(name: str, job: Callable[[], None]) -> None:
+    """Run a job, which raises nothing, in a daemon thread."""
+    try:
+        inbox = _idle.pop()
+    except IndexError:
+        inbox = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(inbox,), daemon=True).start()
+    inbox.put((name, job))
+
+
+def _serve(inbox: queue.SimpleQueue[tuple[str, Callable[[], None]]]) -> None:
+    me = threading.current_thread()
+    while True:
+        me.name, job = inbox.get()
+        job()
+        del job  # what it holds on to must not live until the next one
+        me.name = IDLE
+        _idle.append(inbox)

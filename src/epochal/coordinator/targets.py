@@ -426,8 +426,14 @@ def _share(members: Sequence[Committer], names: Sequence[SinkName]) -> SharedTra
 
 def by_name(sinks: Sequence[Sink]) -> dict[SinkName, Sink]:
     """All sinks of a pipeline: those declared, then those that get the rows these reject."""
+    if not isinstance(sinks, Sequence):
+        raise Misconfigured(f"sinks= is a {type(sinks).__name__}, not a list", "sinks=[…]")
     if not sinks:
         raise Misconfigured("a pipeline needs at least one sink", "give it sinks=[…]")
+    for one in sinks:
+        if isinstance(one, type):
+            name = one.__name__
+            raise Misconfigured(f"sinks= has the class {name}, not a sink", f"{name}(…)")
     every = [*sinks, *_named_by_rejects_to(sinks)]
     named = {sink.name: sink for sink in every}
     if len(named) != len(every):
@@ -455,9 +461,10 @@ def _named_by_rejects_to(sinks: Sequence[Sink]) -> list[Sink]:
             )
         if other.rejects_to is not None:
             raise Misconfigured(
-                f"sink {other.name!r} gets the rows that {sink.name!r} rejects, and has rejects_to "
-                "itself",
-                "a sink for rejected rows takes all of them: text columns without constraints",
+                f"sink {other.name!r} gets the rows that {sink.name!r} rejects, and may itself "
+                "send rows elsewhere",
+                "leave its on_reject= out: a sink for rejected rows takes all of them, in text "
+                "columns without constraints",
             )
         found.append(other)
     return found

@@ -44,6 +44,8 @@ class Stopped(TryAgain):
     """The engine was stopped on purpose in the middle of an epoch: no error is counted."""
 
     code = "stopped"
+    if_active: EpochalError | None = None
+    """The error that it is where the engine turns out to be active."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

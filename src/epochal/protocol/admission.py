@@ -45,13 +45,14 @@ not, and the target of a sink that is new, retargeted or forked proves nothing y
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from epochal.errors import Refused, WentBack
-from epochal.protocol.state import State
-from epochal.terms import EpochNumber, Json, Mark, Offsets, SinkName, Uid
+from epochal.protocol.recovery import give_up_command
+from epochal.protocol.state import Accepted, State, epochs_text
+from epochal.terms import EpochNumber, Json, Mark, Offsets, SinkName, Uid, is_same_place
 
 _SHOWN_CHARS_MAX = 500
 
@@ -133,7 +134,7 @@ def after_unfinished(unfinished: Unfinished, position: Position, location: str) 
             f"{location}: batch {planned} was planned by code other than epochal and not "
             "finished; whether its rows arrived can't be known here",
             'look into the targets, then say unfinished="skip" if its rows are there, '
-            'or unfinished="redo" if they are not',
+            'or unfinished="redo" if they are not (`epochal run` has --unfinished)',
         )
     return EpochNumber(planned + 1) if unfinished is Unfinished.SKIP else planned
 
@@ -142,7 +143,7 @@ def admit_start(state: State, start: Start) -> None:
     """Compare what a driver brings with what the log remembers. Asks nothing of any target."""
     _claimed_at_start(state, start)
     _not_paused(state)
-    _same_pipeline(state, start)
+    require_same_pipeline(state, start)
     _same_query(state, start)
     _next_in_line(state, start)
     _same_sinks(state, start)
@@ -173,12 +174,14 @@ def _not_paused(state: State) -> None:
         )
 
 
-def _same_pipeline(state: State, start: Start) -> None:
+def require_same_pipeline(state: State, start: Start) -> None:
+    """Refuse the log of another pipeline, another run, or another place."""
     if state.pipeline != start.pipeline:
         raise Refused(
             f"{start.location} belongs to the pipeline {state.pipeline!r}, not {start.pipeline!r}",
             f"give {start.pipeline!r} a checkpoint of its own, or, if it is the same pipeline "
-            f"under a new name, `epochal rename {start.location} {start.pipeline}`",
+            f"under a new name, `epochal rename {start.location} {start.pipeline}` (log= "
+            "elsewhere: --log URL)",
         )
     if state.run != start.run and state.last is not None:
         raise Refused(
@@ -186,12 +189,13 @@ def _same_pipeline(state: State, start: Start) -> None:
             "a deliberate fresh start needs a fresh checkpoint (and a log= of its own where one is "
             f"given); to go on, start with run={state.run!r}",
         )
-    if state.location != start.location:
+    if not is_same_place(state.location, start.location):
         raise Refused(
             f"the epoch log at {start.location} is bound to {state.location}: "
             "this checkpoint was copied or moved",
-            f"after a move: `epochal adopt {start.location}`; for a copy that lives on beside the "
-            f"original: `epochal fork {start.location}` (log= elsewhere: pipeline.adopt, .fork)",
+            f"after a move: `epochal adopt {start.location}` (log= elsewhere: --log URL); for a "
+            f"copy that lives on beside the original: `epochal fork {start.location}` (log= "
+            'elsewhere: a log= of its own, and run="…")',
         )
 
 
@@ -230,8 +234,8 @@ def _out_of_line(state: State, asked: EpochNumber) -> Refused:
     return Refused(
         f"{state.location}: Spark goes on at epoch {asked}, the epoch log has decided up to "
         f"{state.expected - 1}: other code ran the epochs between, or the log is an old one",
-        f"if other code wrote them: `epochal adopt {state.location}`; if the log was restored from "
-        "a backup: put the newest one back",
+        f"if other code wrote them: `epochal adopt {state.location}` (log= elsewhere: --log URL); "
+        "if the log was restored from a backup: put the newest one back",
     )
 
 
@@ -241,7 +245,8 @@ def _same_sinks(state: State, start: Start) -> None:
         raise Refused(
             f"epoch {state.expected - 1} is decided and not yet carried out on {', '.join(gone)}, "
             "which this start no longer has",
-            "start once with the sink still there, then remove it",
+            "start once with the sink still there, then remove it; if its target is gone for "
+            f"good, record where the rows are: {give_up_command(gone[0], state.expected - 1)}",
         )
     removed = [sink for sink in state.sinks if sink not in start.sinks]
     _none_left_in_doubt(state, removed, "is no longer among the sinks", "remove it")
@@ -253,8 +258,9 @@ def _same_sinks(state: State, start: Start) -> None:
         if sink in state.pending or sink not in start.retarget:
             raise Refused(
                 f"sink {sink!r} {moved}",
-                f"if it is meant: start with retarget=[{sink!r}] once nothing of it is in doubt; "
-                "for a new sink beside the old one give it another name",
+                f"if it is meant: start with retarget=[{sink!r}] (`epochal run` has --retarget) "
+                "once nothing of it is in doubt; for a new sink beside the old one give it another "
+                "name",
             )
         _none_left_in_doubt(state, [sink], moved, "retarget it")
 
@@ -267,7 +273,8 @@ def _none_left_in_doubt(state: State, sinks: Sequence[SinkName], fact: str, then
             "epoch: rows that it or its tasks left prepared there may not be cleared",
             "start once with the sink as it was and let it end between two epochs "
             f"(availableNow=True, spark.speculation off), then {then}; if that target is gone for "
-            f"good: `epochal adopt {state.location}` lets go of what was there",
+            f"good: `epochal adopt {state.location}` (log= elsewhere: --log URL) lets go of what "
+            "was there",
         )
 
 
@@ -353,12 +360,16 @@ class LostEpochs:
 
     after: EpochNumber | None
     """The newest epoch that the target still proves."""
+    since: EpochNumber
+    """The first that is missing."""
     through: EpochNumber
     """The newest that was committed there."""
     begins: tuple[str, ...] = ()
     """Where the first of them begins in each source; empty where the log does not know it."""
     ends: tuple[str, ...] = ()
     """Where the last of them ends in each source."""
+    accepted: tuple[Accepted, ...] = ()
+    """Which epochs after `after` were missing before, and what became of them."""
 
     @property
     def proven_text(self) -> str:
@@ -366,16 +377,15 @@ class LostEpochs:
 
     @property
     def text(self) -> str:
-        """Which epochs, and where their rows are in the sources."""
-        if self.after is None:
-            epochs = f"all epochs up to {self.through}"
-        elif self.after + 1 == self.through:
-            epochs = f"epoch {self.through}"
-        else:
-            epochs = f"epochs {self.after + 1} to {self.through}"
-        if not self.ends:
-            return f"{epochs} (their offsets are not in the log)"
-        return f"{epochs}, in the source {_from(self.begins)}up to {_cut(self.ends)}"
+        """Which epochs, where their rows are in the sources, and which were missing before."""
+        epochs = epochs_text(self.since, self.through)
+        where = (
+            f", in the source {_from(self.begins)}up to {_cut(self.ends)}"
+            if self.ends
+            else " (offsets: not in the log)"
+        )
+        before = "".join(f"; missing before: {word}" for word in self.accepted)
+        return f"{epochs}{where}{before}"
 
 
 def _from(begins: Sequence[str]) -> str:
@@ -387,15 +397,38 @@ def _cut(offsets: Sequence[str]) -> str:
     return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}…"
 
 
-def lost_epochs(state: State, sink: SinkName, after: EpochNumber | None) -> LostEpochs:
-    """The epochs that were committed at a sink and are newer than what its target proves."""
+def lost_epochs(
+    state: State,
+    sink: SinkName,
+    after: EpochNumber | None,
+    *,
+    is_loaded: Callable[[str], bool] = lambda _run: False,
+) -> LostEpochs:
+    """
+    The epochs that were committed at a sink and are newer than what its target proves. `is_loaded`:
+    whether the target has the rows of a load, which brought epochs back that it had lost before.
+
+        ledger  log                                  repair-5-7   missing
+        … 4     accepted 5 to 7, committed 8         is there     8
+        … 4     accepted 5 to 7, committed 8         is not       5 to 8
+
+    What a person accepted without a load is not asked of the target again.
+    """
     through = state.newest_committed[sink]
+    first = state.totals[sink].since if sink in state.totals else state.first
+    since = first if after is None else EpochNumber(after + 1)
+    words = [word for word in state.accepted if word.sink == sink and word.through >= since]
+    for word in words:
+        if word.since == since and (word.run is None or is_loaded(word.run)):
+            since = EpochNumber(word.through + 1)
     ends = {end.epoch: end.sources for end in state.ends}
     return LostEpochs(
         after=after,
+        since=since,
         through=through,
-        begins=() if after is None else ends.get(after, ()),
+        begins=() if since == first else ends.get(EpochNumber(since - 1), ()),
         ends=ends.get(through, ()),
+        accepted=tuple(words),
     )
 
 

@@ -50,7 +50,7 @@ from enum import Enum
 from epochal.errors import Unsettled
 from epochal.protocol.invariants import require_newest
 from epochal.protocol.receipts import sum_of
-from epochal.protocol.state import State
+from epochal.protocol.state import CLAIMS_KEPT, State
 from epochal.terms import Fingerprint, InDoubt, Receipt, SinkName, claims_of, quantity
 
 
@@ -84,6 +84,14 @@ def judge(found: InDoubt, state: State) -> Judgement:
             found=found,
             verdict=Verdict.COMMIT,
             because=f"epoch {handle.epoch} is decided and names it",
+        )
+    if handle.generation <= state.generation - CLAIMS_KEPT and handle.claim not in state.claims:
+        return Judgement(
+            found=found,
+            verdict=Verdict.LEAVE,
+            because=f"it is of generation {handle.generation}, and the log knows the drivers of "
+            f"its last {CLAIMS_KEPT} starts: whether this was one of them, or one with a copy of "
+            "the log, can't be told any more",
         )
     if handle.claim not in state.claims or handle.epoch > state.expected:
         return left_to_a_copy(found)

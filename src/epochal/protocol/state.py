@@ -119,6 +119,10 @@ class Pause:
         return f"paused by {self.by} at {since:%Y-%m-%d %H:%M:%S} UTC: {self.because}"
 
 
+def epochs_text(first: EpochNumber, last: EpochNumber) -> str:
+    return f"epoch {last}" if first == last else f"epochs {first} to {last}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """A person's decision to go on at a target that has lost epochs which were committed there."""
@@ -126,10 +130,17 @@ class Accepted:
     sink: SinkName
     after: EpochNumber | None
     """The newest epoch that the target still proved; None where it proved none."""
+    since: EpochNumber
+    """The first that was missing: above `after` + 1 where earlier ones were accepted before."""
     through: EpochNumber
-    """The newest that was committed there: those between are lost, or were brought back."""
+    """The newest that was committed there: those since `since` are lost, or were brought back."""
     by: str
     because: str
+    run: str | None = None
+    """The load that brought their rows back; None where a person saw to them."""
+
+    def __str__(self) -> str:
+        return f"{epochs_text(self.since, self.through)}, accepted by {self.by}: {self.because}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, not_installed
 from epochal.receiver.handlers import Handler
 from epochal.receiver.store import Database, Store
 
@@ -19,10 +19,7 @@ try:
 
     from epochal.receiver.app import make_app
 except ImportError as error:
-    raise Misconfigured(
-        f"the receiver needs a package that is not installed: {error.name}",
-        "pip install 'epochal[receiver]'",
-    ) from error
+    raise not_installed("the receiver", error.name, "receiver") from error
 
 _FILE = "receiver.sqlite"
 _DRAIN_S = 5

@@ -206,7 +206,7 @@ class Store:
             raise out_of_state(txn, found.state, "sealed")
         held = db.execute("SELECT part, rows FROM parts WHERE txn = ? ORDER BY part", (txn,))
         counts = dict(held.fetchall())
-        if sorted(counts) != list(range(parts)):
+        if len(counts) != parts or sorted(counts) != list(range(len(counts))):
             raise Refusal(409, f"{txn} has the parts {sorted(counts)}, not {parts}", State.OPEN)
         db.execute(
             "UPDATE transactions SET state = 'prepared', rows = ? WHERE txn = ?",

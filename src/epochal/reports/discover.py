@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from epochal.config.resolve_target import log_at
+from epochal.config.resolve_target import names_pipeline, open_target
 from epochal.coordinator.journal import EpochLog
 from epochal.errors import Misconfigured
 from epochal.logs import open_log, record_number
@@ -35,7 +35,14 @@ _DATABASES = ("sqlite:", "postgres:", "postgresql:")
 
 def found_log(root: str, place: str) -> EpochLog:
     """Reopen a log that was found below a root, with the user that the root's URL has."""
-    return log_at(root) if root.startswith(_DATABASES) else open_log(_as_user_of(root, place))
+    if _is_one_log(root):
+        return open_target(root).require_log()
+    return open_log(_as_user_of(root, place))
+
+
+def _is_one_log(root: str) -> bool:
+    """Whether nothing can be below it: a database, or a pipeline as other commands name it."""
+    return root.startswith(_DATABASES) or names_pipeline(root)
 
 
 def _as_user_of(root: str, place: str) -> str:
@@ -46,8 +53,8 @@ def _as_user_of(root: str, place: str) -> str:
 
 def find_logs(root: str) -> Iterator[EpochLog]:
     """Yield every epoch log below a folder or a prefix, in the order of names."""
-    if root.startswith(_DATABASES):
-        yield log_at(root)
+    if _is_one_log(root):
+        yield open_target(root).require_log()
         return
     store = open_store(root)
     for folder in _find(store, "", 0):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from epochal.config.resolve_target import OpenedTarget
@@ -18,7 +19,7 @@ from epochal.contract import Committer, Identified, Sink
 from epochal.coordinator.environment import new_uid
 from epochal.coordinator.rejected_rows import check_schemas
 from epochal.coordinator.targets import by_name
-from epochal.errors import EpochalError, Misconfigured
+from epochal.errors import EpochalError, Misconfigured, Refused
 from epochal.kit.sink_base import Operable
 from epochal.kit.sql.table_sink import TableSink
 from epochal.logs import StoredLog
@@ -27,6 +28,7 @@ from epochal.protocol.recovery import Verdict
 from epochal.protocol.state import State
 from epochal.reports.inspect import (
     AFTER_COMMIT,
+    HELD,
     committer_of,
     error_text,
     is_pending_at,
@@ -63,12 +65,13 @@ def diagnose(opened: OpenedTarget, *, now: float | None = None) -> DoctorReport:
         driver = driver_report(state, live_of(opened.require_log()), now=now)
     identity = state or State(uid=new_uid(), pipeline=opened.pipeline or "", location="")
     sinks = [] if opened.sinks is None else list(by_name(opened.sinks).values())
-    diagnoses = [_diagnose(sink, identity, state, opened.limits) for sink in sinks]
+    is_running = driver is not None and driver.liveness is Liveness.ALIVE
+    diagnoses = [_diagnose(sink, identity, state, opened.limits, is_running) for sink in sinks]
     problems = [
         *log_problems,
         *_unsettled(state, driver, diagnoses, now),
         *(f"{one.name}: {one.because}" for one in servers if not one.granted),
-        *(problem for one in diagnoses for problem in _problems(one, driver, opened.limits)),
+        *(problem for one in diagnoses for problem in _problems(one, is_running, opened.limits)),
     ]
     return DoctorReport(
         target=opened.target,
@@ -87,6 +90,9 @@ def _log(opened: OpenedTarget) -> tuple[State | None, str, list[str]]:
         return None, "not read: no checkpoint is named (--checkpoint)", []
     try:
         newest = require_record(opened.log)
+    except Refused as error:
+        absent = f"{error.message}: nothing was started there; relative paths begin at {Path.cwd()}"
+        return None, error.message, [f"the epoch log: {absent}"]
     except (EpochalError, OSError) as error:
         return None, error_text(error), [f"the epoch log: {error_text(error)}"]
     return newest.record.state, f"{opened.log.place}: record {newest.number} is readable", []
@@ -125,10 +131,12 @@ def _log_servers(opened: OpenedTarget) -> Sequence[Ability]:
         return [Ability(name="the store of the log", granted=False, because=error_text(error))]
 
 
-def _diagnose(sink: Sink, identity: State, state: State | None, limits: Limits) -> SinkDiagnosis:
+def _diagnose(
+    sink: Sink, identity: State, state: State | None, limits: Limits, is_running: bool
+) -> SinkDiagnosis:
     try:
         with committer_of(sink, identity, limits) as committer:
-            return _query(sink, committer, identity, state)
+            return _query(sink, committer, identity, state, is_running)
     except (EpochalError, OSError) as error:
         return SinkDiagnosis(
             sink=sink.name,
@@ -146,10 +154,15 @@ def _diagnose(sink: Sink, identity: State, state: State | None, limits: Limits) 
         )
 
 
-def _query(sink: Sink, committer: Committer, identity: State, state: State | None) -> SinkDiagnosis:
+def _query(
+    sink: Sink, committer: Committer, identity: State, state: State | None, is_running: bool
+) -> SinkDiagnosis:
     abilities: Sequence[Ability] = committer.check(None)
     marks = committer.newest()
     is_pending = is_pending_at(sink.name, identity, committer)
+    found = list_found(
+        sink.name, committer.in_doubt(), identity, is_pending=is_pending, is_running=is_running
+    )
     return SinkDiagnosis(
         sink=sink.name,
         described=sink.describe(),
@@ -162,7 +175,7 @@ def _query(sink: Sink, committer: Committer, identity: State, state: State | Non
         lost=_lost(marks, state, sink.name),
         server_change=_server_change(committer, state, sink.name),
         clock_skew_s=_skew(committer),
-        found=list_found(sink.name, committer.in_doubt(), identity, is_pending=is_pending),
+        found=found,
     )
 
 
@@ -204,7 +217,7 @@ def _skew(committer: Committer) -> float | None:
     return round(there - (before + time.time()) / 2, 3)
 
 
-def _problems(one: SinkDiagnosis, driver: DriverReport | None, limits: Limits) -> list[str]:
+def _problems(one: SinkDiagnosis, is_running: bool, limits: Limits) -> list[str]:
     if not one.is_reached:
         return [f"{one.sink}: {one.error}"]
     found = []
@@ -214,20 +227,19 @@ def _problems(one: SinkDiagnosis, driver: DriverReport | None, limits: Limits) -
         found.append(f"{one.sink}: {one.server_change}")
     if one.clock_skew_s is not None and abs(one.clock_skew_s) > CLOCK_SKEW_MAX_S:
         found.append(f"{one.sink}: its clock differs from this machine's by {one.clock_skew_s} s")
-    is_alive = driver is not None and driver.liveness is Liveness.ALIVE
     for each in one.found:
-        if _is_lingering(each, is_alive=is_alive, alarm_s=limits.in_doubt_alarm_s):
+        if _is_lingering(each, is_running=is_running, alarm_s=limits.in_doubt_alarm_s):
             old = "" if each.age_s is None else f", {each.age_s:.0f} s old"
             blocks = f"; it blocks {each.blocks}" if each.blocks else ""
             found.append(f"{one.sink}: {each.name}{old}: {each.verdict}: {each.because}{blocks}")
     return found
 
 
-def _is_lingering(found: FoundReport, *, is_alive: bool, alarm_s: float) -> bool:
+def _is_lingering(found: FoundReport, *, is_running: bool, alarm_s: float) -> bool:
     """Handles of a running driver are expected until they are too old; others are a problem."""
-    if found.verdict not in (Verdict.ABORT.value, Verdict.COMMIT.value, AFTER_COMMIT):
+    if found.verdict not in (Verdict.ABORT.value, Verdict.COMMIT.value, AFTER_COMMIT, HELD):
         return True
-    return not is_alive or (found.age_s or 0.0) > alarm_s
+    return not is_running or (found.age_s or 0.0) > alarm_s
 
 
 @runtime_checkable
@@ -243,7 +255,10 @@ def grants(opened: OpenedTarget) -> GrantsReport:
     unknown: dict[str, str] = {}
     for name, sink in by_name(opened.require_sinks()).items():
         if not isinstance(sink, Granting):
-            unknown[name] = "nothing to grant: this kind of sink needs no privileges"
+            unknown[name] = (
+                "no statement to print: what it needs are rights on files, at a catalog or at a "
+                "service (least privileges, in the reference)"
+            )
             continue
         try:
             found = sink.grants()

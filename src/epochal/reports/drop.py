@@ -23,7 +23,7 @@ from epochal.protocol.state import State
 from epochal.reports.inspect import committer_of, error_text
 from epochal.reports.liveness import driver_report, lease_for_tool, require_no_driver
 from epochal.reports.model import DropReport
-from epochal.reports.status import live_of, require_record
+from epochal.reports.status import live_of, require_original, require_record
 from epochal.telemetry.history import history_of
 from epochal.telemetry.standby import members_of
 from epochal.terms import quantity
@@ -38,6 +38,8 @@ def drop(opened: OpenedTarget, *, dry_run: bool, is_dead: bool = False) -> DropR
     """
     log = opened.require_log()
     state = require_record(log).record.state
+    if not (dry_run or is_dead):
+        require_original(log, state, doing="drop the pipeline", option="--dead")
     _require_dead(log, state, is_dead=is_dead, dry_run=dry_run)
     _require_nothing_decided(state)
     if dry_run:

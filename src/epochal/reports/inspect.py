@@ -17,6 +17,7 @@ from epochal.reports.model import NOT_QUERIED, FoundReport, ReceiptReport, SinkI
 from epochal.terms import Generation, InDoubt, Limits, Proof, SinkName
 
 _LATER = "of a later driver"
+HELD = "held by the running driver"
 AFTER_COMMIT = "judged after the commit"
 """Names in the lists of some targets don't distinguish attempts; committing removes the winners."""
 
@@ -111,20 +112,34 @@ def _is_proven(receipts: Sequence[ReceiptReport], state: State, committer: Commi
 
 
 def list_found(
-    name: SinkName, listed: Sequence[InDoubt], state: State, *, is_pending: bool
+    name: SinkName,
+    listed: Sequence[InDoubt],
+    state: State,
+    *,
+    is_pending: bool,
+    is_running: bool = False,
 ) -> list[FoundReport]:
-    """Return what a target lists, with the verdict of the next driver on each handle."""
+    """
+    Return what a target lists, with the verdict of the next driver on each handle. `is_running`:
+    the newest driver is alive, so what it prepares is not left over.
+    """
     # The next driver's claim fences the present one, which then can't decide any more.
     successor = replace(state, generation=Generation(state.generation + 1))
-    return [_judged(name, one, successor, is_pending=is_pending) for one in listed]
+    held_by = state.generation if is_running else None
+    return [_judged(name, one, successor, is_pending, held_by) for one in listed]
 
 
-def _judged(name: SinkName, one: InDoubt, successor: State, *, is_pending: bool) -> FoundReport:
+def _judged(
+    name: SinkName, one: InDoubt, successor: State, is_pending: bool, held_by: Generation | None
+) -> FoundReport:
     try:
         judgement = judge(one, successor)
         verdict, because = judgement.verdict.value, judgement.because
-        if judgement.verdict is Verdict.ABORT and is_pending:
-            verdict, because = AFTER_COMMIT, "the decided epoch is committed here first"
+        if judgement.verdict is Verdict.ABORT:
+            if one.handle is not None and one.handle.generation == held_by:
+                verdict, because = HELD, "its epoch is not decided yet"
+            elif is_pending:
+                verdict, because = AFTER_COMMIT, "the decided epoch is committed here first"
     except Fenced as error:
         verdict, because = _LATER, error.message
     return FoundReport(

@@ -159,5 +159,6 @@ def _held(present: list[Member], doing: str) -> Refused:
     who = "; ".join(f"{one.driver}: {one.role}" for one in present)
     return Refused(
         f"standby drivers are at work, and to {doing} would get into their way: {who}",
-        "hold them back: `epochal pause` (and `resume` afterwards); or --take-over",
+        "hold them back: `epochal pause PIPELINE --because …` (and `resume` afterwards); or "
+        "--take-over",
     )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from epochal.coordinator.tracker import ENDS
-from epochal.errors import Misconfigured
+from epochal.errors import not_installed
 from epochal.protocol.machine import Phase
 from epochal.reports.model import PipelineReport, StatusReport
 from epochal.telemetry.health import Health
@@ -17,10 +17,7 @@ try:
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 except ImportError as error:
-    raise Misconfigured(
-        f"metrics for Prometheus need a package that is not installed: {error.name}",
-        'pip install "epochal[metrics]"',
-    ) from error
+    raise not_installed("metrics for Prometheus", error.name, "metrics") from error
 
 _TOTALS = {"epochal_rows_total": "rows", "epochal_bytes_total": "bytes"}
 

@@ -119,10 +119,14 @@ class AcceptedReport:
     sink: str
     after: int | None
     """The newest epoch that it still proved then."""
+    since: int
+    """The first that was missing."""
     through: int
-    """The newest that was committed there: those between were lost."""
+    """The newest that was committed there: those since `since` were lost."""
     by: str
     because: str
+    run: str | None
+    """The load by which they were written again, if one was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +232,7 @@ class VisibleSink:
     pending: int | None
     """A decided epoch of which it is not known here whether it is visible."""
     because: str
-    """Why that is not known."""
+    """Why that is not known, or why the target shows less than was committed there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from epochal.protocol.state import State
 from epochal.reports.inspect import AFTER_COMMIT, count_proofs, inspect_sinks
 from epochal.reports.liveness import driver_report, require_no_driver, under_lease
 from epochal.reports.model import RecoveryReport, SinkInspection
-from epochal.reports.status import live_of, require_record
+from epochal.reports.status import live_of, require_original, require_record
 from epochal.telemetry.history_writer import record_history
 from epochal.terms import quantity
 
@@ -52,6 +52,8 @@ def recover(
     """
     log = opened.require_log()
     state = require_record(log).record.state
+    if not take_over:
+        require_original(log, state, doing="recover", option="--take-over")
     driver = driver_report(state, live_of(log), now=time.time() if now is None else now)
     require_no_driver(driver, take_over=take_over, doing="recover")
     before = inspect_sinks(opened, state)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from epochal.config.resolve_target import OpenedTarget
 from epochal.contract import Sink
 from epochal.coordinator import by_hand
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError, Refused
-from epochal.protocol.admission import is_back, lost_epochs, own_epoch
+from epochal.protocol.admission import LostEpochs, is_back, lost_epochs, own_epoch
 from epochal.protocol.receipts import sum_of
 from epochal.protocol.state import Accepted, GivenUp, State
 from epochal.reports.inspect import committer_of, error_text
 from epochal.reports.liveness import driver_report, require_no_driver, under_lease
 from epochal.reports.model import ResolutionReport
-from epochal.reports.status import live_of, require_record
-from epochal.terms import EpochNumber, quantity
+from epochal.reports.status import live_of, require_original, require_record
+from epochal.terms import EpochNumber, Limits, Uid, quantity
 
 
 @under_lease("finish a sink")
@@ -145,16 +146,21 @@ def accept(
     """Go on at a target that went back in time, on record."""
     state = read_for_change(opened, dry_run=dry_run, take_over=take_over, doing="accept")
     declared = declared_sink(opened, sink)
-    with committer_of(declared, state, opened.limits) as committer:
-        marks = committer.newest()
-    if marks is None or not is_back(state, sink, marks):
+    lost = lost_at(declared, state, opened.limits)
+    if lost is None:
         step = f"sink {sink!r} proves all that was committed there: there is nothing to accept"
         return resolution_report(
             opened, action="accept", sink=sink, epoch=None, step=step, dry_run=dry_run
         )
-    lost = lost_epochs(state, sink, own_epoch(state, marks))
     if not dry_run:
-        word = Accepted(sink=sink, after=lost.after, through=lost.through, by=by, because=because)
+        word = Accepted(
+            sink=declared.name,
+            after=lost.after,
+            since=lost.since,
+            through=lost.through,
+            by=by,
+            because=because,
+        )
         by_hand.accept(opened.require_log(), word)
     return resolution_report(
         opened,
@@ -174,11 +180,35 @@ def accept(
     )
 
 
+def lost_at(sink: Sink, state: State, limits: Limits) -> LostEpochs | None:
+    """What the target of a sink has lost; None where it went back in no time."""
+    with committer_of(sink, state, limits) as committer:
+        marks = committer.newest()
+    if marks is None or not is_back(state, sink.name, marks):
+        return None
+
+    def is_loaded(run: str) -> bool:
+        return any(_is_proven(sink, state, limits, one.uid) for one in marks if one.run == run)
+
+    return lost_epochs(state, sink.name, own_epoch(state, marks), is_loaded=is_loaded)
+
+
+def _is_proven(sink: Sink, state: State, limits: Limits, uid: Uid) -> bool:
+    """
+    Whether the target proves what was loaded under a uid. Asked as that load would ask: of others a
+    table that was rolled back may list what it has no longer.
+    """
+    with committer_of(sink, replace(state, uid=uid), limits) as committer:
+        return any(mark.uid == uid for mark in committer.newest() or ())
+
+
 def read_for_change(opened: OpenedTarget, *, dry_run: bool, take_over: bool, doing: str) -> State:
     """The newest state; unless it is a dry run, no driver may be at work."""
     log = opened.require_log()
     state = require_record(log).record.state
     if not dry_run:
+        if not take_over:
+            require_original(log, state, doing=doing, option="--take-over")
         driver = driver_report(state, live_of(log), now=time.time())
         require_no_driver(driver, take_over=take_over, doing=doing)
     return state

@@ -31,6 +31,7 @@ from epochal.storage import open_store
 from epochal.telemetry.health import MEANINGS, Facts, Liveness, Pending, health_of
 from epochal.telemetry.history import Live, history_of
 from epochal.telemetry.standby import present_at
+from epochal.terms import is_same_place
 
 _BY_HAND = frozenset({RecordKind.ACCEPTED, RecordKind.GAVE_UP, RecordKind.RESOLVED})
 _SPARKS_METADATA = "metadata"
@@ -44,6 +45,8 @@ def status(root: str, *, now: float | None = None) -> StatusReport:
     for log in find_logs(root):
         try:
             pipelines.append(pipeline_status(log, now=now))
+        except Refused:
+            continue  # an empty log: nothing has been started
         except (EpochalError, OSError) as error:
             unreadable.append(unreadable_report(log, error))
         finally:
@@ -62,6 +65,7 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
     driver = driver_report(state, live, now=now)
     own = live if live is not None and live.generation == state.generation else None
     own = None if own is None else _before_the_person(newest, own)
+    current = None if own is None or _is_behind(own, state) else own
     unsettled = unsettled_report(state, now=now)
     sources = None if own is None else own.sources
     found = health_of(_facts(log, newest, driver, own), now=now)
@@ -82,10 +86,10 @@ def pipeline_status(log: EpochLog, *, now: float | None = None) -> PipelineRepor
         standbys=standby_reports(log),
         last_epoch=None if last is None else last.epoch,
         decided_at=None if last is None else last.decided_at,
-        epoch=_epoch(state, own),
-        phase=_phase(state, own),
-        phase_since=None if own is None else own.entered_at,
-        phase_seconds={} if own is None else own.seconds,
+        epoch=_epoch(state, current),
+        phase=_phase(state, current),
+        phase_since=None if current is None else current.entered_at,
+        phase_seconds={} if current is None else current.seconds,
         rows_per_s=_while_alive(driver, 0.0 if own is None else own.rows_per_s),
         epochs_per_minute=_while_alive(driver, 0.0 if own is None else own.epochs_per_minute),
         unsettled=unsettled,
@@ -122,6 +126,23 @@ def require_record(log: EpochLog) -> Numbered:
     if newest is None:
         raise no_log(log.place)
     return newest
+
+
+def require_original(log: EpochLog, state: State, *, doing: str, option: str) -> None:
+    """
+    Refuse to act at targets by the log of a copied checkpoint: it has the uid of the original and
+    lacks its later decisions, so that prepared rows of these would count as undecided. `option` is
+    that of a person who knows better: a folder may have another path on another machine.
+    """
+    bound_to = copied_from(log, state)
+    if bound_to:
+        here = checkpoint_of(log.place)
+        raise Refused(
+            f"{here} seems to be a copy, as its log is bound to {bound_to}: to {doing} by it could "
+            "discard what the original has decided",
+            f"name the original; after a move first `epochal adopt {here}`; if it is the same "
+            f"folder under another path, {option}. A copy that is not needed is a folder to delete",
+        )
 
 
 def no_log(place: str) -> Refused:
@@ -203,7 +224,7 @@ def _facts(
         driver=driver.because,
         live=live,
         pending=pending,
-        copied_from=_copied_from(log, state),
+        copied_from=copied_from(log, state),
         pause="" if state.pause is None else str(state.pause),
     )
 
@@ -215,7 +236,7 @@ def _before_the_person(newest: Numbered, live: Live) -> Live:
     return live
 
 
-def _copied_from(log: EpochLog, state: State) -> str:
+def copied_from(log: EpochLog, state: State) -> str:
     """
     The place that a log in a checkpoint is bound to, where that is not its own; else empty.
 
@@ -223,13 +244,18 @@ def _copied_from(log: EpochLog, state: State) -> str:
     beside Spark's own files, was copied with it.
     """
     folder = checkpoint_of(log.place)
-    if folder is None or state.location in {folder, log.place}:
+    if folder is None or any(is_same_place(state.location, one) for one in (folder, log.place)):
         return ""
     try:
         names = open_store(folder).names()
     except (EpochalError, OSError):
         return ""
     return state.location if _SPARKS_METADATA in names else ""
+
+
+def _is_behind(live: Live, state: State) -> bool:
+    """Whether the driver has decided a later epoch since this heartbeat."""
+    return live.epoch is not None and state.last is not None and live.epoch < state.last.epoch
 
 
 def _epoch(state: State, live: Live | None) -> int | None:

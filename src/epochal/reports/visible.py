@@ -3,7 +3,7 @@
 
 The log knows it of every epoch but possibly the newest: that an epoch is settled is written with
 the decision of the next one. Where the pipeline declares its sinks, the targets are asked about
-that one.
+that one, and whether they still have the others: a restored backup may have lost some.
 
     log      epoch 7 committed on orders and audit, epoch 8 decided
     orders   proves epoch 8                                          through 8
@@ -13,6 +13,7 @@ that one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -20,15 +21,17 @@ from epochal.config.resolve_target import OpenedTarget, open_target
 from epochal.contract import Sink
 from epochal.coordinator.targets import by_name
 from epochal.errors import EpochalError
+from epochal.protocol.admission import is_back, lost_epochs, own_epoch
 from epochal.protocol.state import State
-from epochal.reports.inspect import committer_of, error_text
+from epochal.reports.inspect import committer_of, error_text, is_pending_at
 from epochal.reports.model import VisibleReport, VisibleSink
 from epochal.reports.status import require_record
-from epochal.terms import Decision, EpochNumber, Limits, Proof, SinkName
+from epochal.terms import EpochNumber, Limits, Mark, SinkName
 
 if TYPE_CHECKING:
     from epochal.spark.pipeline import Pipeline
 
+_NOT_COMMITTED = "decided, and not committed there yet"
 _NOT_ASKED = "its target was not asked: name the pipeline object or its file instead of a place"
 
 
@@ -68,16 +71,30 @@ def visible_epochs(opened: OpenedTarget, state: State) -> VisibleReport:
 
 
 def _visible_sink(name: SinkName, state: State, sink: Sink | None, limits: Limits) -> VisibleSink:
-    settled = _settled(name, state)
-    decision = state.unsettled
-    if decision is None or name not in decision.receipts:
-        return VisibleSink(through=settled, pending=None, because="")
-    if name in state.done:
-        return VisibleSink(through=decision.epoch, pending=None, because="")
-    because = _NOT_ASKED if sink is None else _doubt(sink, state, decision, limits)
-    if not because:
-        return VisibleSink(through=decision.epoch, pending=None, because="")
-    return VisibleSink(through=settled, pending=decision.epoch, because=because)
+    known, decision = _settled(name, state), state.unsettled
+    if decision is not None and name in state.done:
+        known = decision.epoch
+    pending = decision.epoch if decision is not None and name in state.pending else None
+    if sink is None:
+        because = "" if pending is None else _NOT_ASKED
+        return VisibleSink(through=known, pending=pending, because=because)
+    try:
+        with committer_of(sink, state, limits) as committer:
+            marks = committer.newest()
+            if is_back(state, name, marks):
+                return _gone_back(name, state, marks or ())
+            if not is_pending_at(name, state, committer):
+                newest = known if pending is None else pending
+                return VisibleSink(through=newest, pending=None, because="")
+    except (EpochalError, OSError) as error:
+        return VisibleSink(through=known, pending=pending, because=error_text(error))
+    return VisibleSink(through=known, pending=pending, because=_NOT_COMMITTED)
+
+
+def _gone_back(name: SinkName, state: State, marks: Sequence[Mark]) -> VisibleSink:
+    lost = lost_epochs(state, name, own_epoch(state, marks))
+    because = f"the target went back in time; missing there: {lost.text}"
+    return VisibleSink(through=lost.after, pending=None, because=because)
 
 
 def _settled(name: SinkName, state: State) -> EpochNumber | None:
@@ -87,22 +104,3 @@ def _settled(name: SinkName, state: State) -> EpochNumber | None:
         return None
     given_up = {one.epoch for one in state.given_up if one.sink == name}
     return next(EpochNumber(epoch) for epoch in count(newest) if epoch + 1 not in given_up)
-
-
-def _doubt(sink: Sink, state: State, decision: Decision, limits: Limits) -> str:
-    """Return why the decided epoch may be invisible at this sink; empty if it is proven."""
-    receipts = decision.receipts[sink.name]
-    try:
-        with committer_of(sink, state, limits) as committer:
-            if not receipts:
-                marks = committer.newest() or ()
-                is_proven = any(
-                    mark.uid == state.uid and mark.epoch >= decision.epoch for mark in marks
-                )
-            else:
-                is_proven = all(
-                    committer.outcome(decision.epoch, one) is Proof.COMMITTED for one in receipts
-                )
-    except (EpochalError, OSError) as error:
-        return error_text(error)
-    return "" if is_proven else "decided, and not committed there yet"

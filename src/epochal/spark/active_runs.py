@@ -27,16 +27,19 @@ from epochal.coordinator import Coordinator, EpochFigures, SourceFigures, Stoppe
 from epochal.coordinator.idle_sweep import IdleSweep
 from epochal.coordinator.journal import EpochLog
 from epochal.errors import EpochalError, Fenced, Misconfigured
+from epochal.protocol.admission import Start, require_same_pipeline
 from epochal.protocol.state import Pause
 from epochal.spark.epoch import EpochWriter
 from epochal.spark.error_text import (
     StopSignal,
     as_epochal,
+    end_of_remote,
     is_jvm_gone,
     message_first,
     stop_or_error,
 )
 from epochal.telemetry.history import figures_in, history_of
+from epochal.telemetry.probes import Activity
 from epochal.terms import EpochNumber, Generation, SinkName
 
 if TYPE_CHECKING:
@@ -82,6 +85,7 @@ class Run:
         self._read_schemas = read_schemas
         self._lock = threading.Lock()
         self._is_over = False
+        self._has_query_failed = False
         self._resigned: str | None = None
         self._only_query_id = query_id
         self._query_id = query_id
@@ -95,10 +99,21 @@ class Run:
     def is_over(self) -> bool:
         return self._is_over
 
+    @property
+    def query_id(self) -> str | None:
+        """None before the first epoch, where nobody said it."""
+        return self._query_id
+
+    def activity(self) -> Activity:
+        if self.error is not None or self._has_query_failed:
+            return Activity.FAILED
+        return Activity.STOPPED if self._is_over else Activity.WORKING
+
     def epoch(self, batch: DataFrame, epoch: int) -> None:
         """Write one micro-batch. Called by Spark, on the driver, for each of them."""
         number = EpochNumber(epoch)
-        with self._lock, raised_into_spark(f"epoch {epoch}", self._failed):
+        raising = raised_into_spark(f"epoch {epoch}", self._failed, self._is_stopped)
+        with self._lock, raising:
             query_id = self._only_query_id or query_id_of(batch)
             self._require_own(query_id)
             self._require_may_go_on()
@@ -111,7 +126,12 @@ class Run:
                 number,
                 query_id=query_id,
                 offsets=lambda: self.checkpoint.offsets(number),
+                is_stopped=self._is_stopped,
             )
+
+    def _is_stopped(self) -> bool:
+        """Whether the query was stopped; also where it is not known here."""
+        return self.query is None or not is_active(self.query)
 
     def _failed(self, error: EpochalError) -> None:
         self.coordinator.tracker.troubled(error)
@@ -205,6 +225,8 @@ class Run:
             query.awaitTermination()
         except Exception as error:  # the query itself reports how it ended
             logger.debug("%s: the query has ended", self.location, exc_info=error)
+            why = stop_or_error(error, "the query", is_stopped=lambda: False)
+            self._has_query_failed = not isinstance(why, Stopped)
             if self.error is None and is_jvm_gone(error):
                 self._failed(as_epochal(error, "the query"))
         try:
@@ -248,6 +270,10 @@ class RemoteRun:
         return not is_active(self.query)
 
     @property
+    def query_id(self) -> str | None:
+        return str(self.query.id)
+
+    @property
     def error(self) -> EpochalError | None:
         """The error that ended the query, with the class, message and hint that it had there."""
         try:
@@ -255,7 +281,7 @@ class RemoteRun:
         except Exception as error:
             logger.debug("%s: the query can't be asked", self.location, exc_info=error)
             return None
-        why = None if failure is None else stop_or_error(failure, "the query")
+        why = None if failure is None else end_of_remote(failure)
         return None if isinstance(why, Stopped) else why
 
     def last_epochs(self, count: int) -> Sequence[EpochFigures]:
@@ -344,9 +370,14 @@ def _as_it_is(unpickled: object) -> object:
 
 
 @contextmanager
-def raised_into_spark(doing: str, note: Callable[[EpochalError], None]) -> Iterator[None]:
+def raised_into_spark(
+    doing: str,
+    note: Callable[[EpochalError], None],
+    is_stopped: Callable[[], bool] = lambda: True,
+) -> Iterator[None]:
     """
-    Raise whatever ends the block as Spark needs it: a stop, or one of our errors.
+    Raise whatever ends the block as Spark needs it: a stop, or one of our errors (see
+    `stop_or_error`).
 
     Nothing else may leave a callback: after what is no Exception, as `sys.exit()` raises, the
     gateway answers nothing, and the query would wait for ever.
@@ -354,7 +385,7 @@ def raised_into_spark(doing: str, note: Callable[[EpochalError], None]) -> Itera
     try:
         yield
     except BaseException as error:  # noqa: BLE001  see above
-        why = stop_or_error(error, doing)
+        why = stop_or_error(error, doing, is_stopped)
         note(why)
         if isinstance(why, Stopped):
             raise StopSignal from None
@@ -447,12 +478,18 @@ def require_free_name(spark: SparkSession, name: str, location: str) -> None:
         _await_end_of(query)
 
 
-def end_earlier_run(location: str) -> None:
-    """Stop the query that this process runs on a checkpoint, if any, and end its run."""
+def end_earlier_run(start: Start) -> None:
+    """
+    Stop the query that this process runs on the checkpoint of a start, if any, and end its run.
+
+    A start that names the checkpoint of another pipeline by mistake is refused, and stops nothing.
+    """
     with _guard:
-        run = _runs.get(location)
+        run = _runs.get(start.location)
     if run is None:
         return
+    if isinstance(run, Run) and not run.is_over:
+        require_same_pipeline(run.coordinator.state, start)
     query = run.query
     if query is not None and is_active(query):
         if not _may_restart():
@@ -532,15 +569,16 @@ def _end_runs() -> None:
     with _guard:
         # Those on a Connect server outlive this process.
         runs = [run for run in _runs.values() if isinstance(run, Run)]
-    stopping = {
-        run: threading.Thread(target=stop_query, args=(run.query,), daemon=True)
+    stopping = [
+        threading.Thread(target=stop_query, args=(run.query,), daemon=True)
         for run in runs
         if run.query is not None
-    }
-    for thread in stopping.values():
+    ]
+    for thread in stopping:
         thread.start()
-    for run, thread in stopping.items():
+    for thread in stopping:
         thread.join(max(0.0, deadline - time.monotonic()))
+    for run in runs:
         try:
             run.end(wait_s=max(0.0, deadline - time.monotonic()))
         except Exception as error:  # noqa: BLE001  the process is ending

@@ -206,6 +206,6 @@ def open_checkpoint(
         return Checkpoint(location, open_store(location))
     raise Misconfigured(
         f"{location} can only be read through Spark's own file system, which is out of reach here",
-        "use the pipeline door (epochal.Pipeline), or keep the checkpoint in a shared folder or an "
-        "object store",
+        "in a process with a Spark session: pipeline.adopt(…) or pipeline.fork(…); or keep the "
+        "checkpoint in a shared folder or an object store",
     )

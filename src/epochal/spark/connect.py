@@ -53,7 +53,7 @@ from epochal.spark.plan_analysis import PlanFacts
 from epochal.spark.query_options import StartOptions
 from epochal.spark.task import CarriedError
 from epochal.spark.versions import is_connect
-from epochal.storage.urls import OBJECT_SCHEMES, local_path, scheme_of
+from epochal.storage.urls import OBJECT_SCHEMES, absolute_path, local_path, scheme_of
 from epochal.terms import EpochNumber, SinkName
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from epochal.spark.pipeline import Pipeline
+    from epochal.spark.start import Starter
 
 logger = logging.getLogger("epochal")
 
@@ -87,7 +87,7 @@ class WorkerEpochs:
     It is pickled with the pipeline's declaration. In the worker, it lives as long as the query.
     """
 
-    pipeline: Pipeline
+    starter: Starter
     checkpoint: str
     token: StartToken | None
     """None where the log could not be claimed by the process that starts the query."""
@@ -133,7 +133,7 @@ class WorkerEpochs:
         query = _running(query_id, spark)
         if query is None and is_remote:
             raise _not_its_query(folder)
-        run = self.pipeline.run_handed_over(self, spark, folder, self._position(folder, epoch))
+        run = self.starter.run_handed_over(self, spark, folder, self._position(folder, epoch))
         if is_remote and query is not None:
             run.follow(query)
         elif query is not None:
@@ -287,7 +287,7 @@ def _describing_worker() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Rec
 def spark_location(checkpoint: str | os.PathLike[str]) -> str:
     """The checkpoint as the server is given it: a folder by its whole path."""
     text = os.fspath(checkpoint)
-    return str(Path(text).absolute()) if scheme_of(text) is None else text
+    return absolute_path(text) if scheme_of(text) is None else text
 
 
 def reached_checkpoint(spark: SparkSession, checkpoint: str) -> Checkpoint | None:

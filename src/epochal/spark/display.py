@@ -31,7 +31,8 @@ class CheckReport:
                 for ability in found
             ]
         lines.append(
-            "readers see each row once, never an undecided one; across sinks, all or none at rest"
+            "each decided row is in every sink once (calls and callbacks: at least once), an "
+            "undecided one in none; across sinks, all or none at rest"
         )
         lines += [f"faster: {advice}" for advice in self.advice]
         return "\n".join(lines)

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from epochal.coordinator import Coordinator
 from epochal.errors import EpochalError, TaskFailed
@@ -82,9 +82,10 @@ class DriverWrites:
             elif all(one.handle.attempt < DRIVER_ATTEMPTS for one in some):
                 size.partitions = len(some)
 
-    def note_bytes(self, sink: SinkName, rows: pa.Table) -> None:
-        if rows.num_rows:
-            self._sizes[sink].row_bytes = rows.nbytes / rows.num_rows
+    def note_bytes(self, sink: SinkName, batches: Sequence[pa.RecordBatch]) -> None:
+        rows = _rows(batches)
+        if rows:
+            self._sizes[sink].row_bytes = sum(one.nbytes for one in batches) / rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +96,16 @@ class DriverWrite:
 
     def prepare(self, frame: DataFrame, job: PrepareTask) -> Receipt | None:
         """Collect the rows and prepare them; None where there are too many."""
-        rows = _collected(frame, self.of.rows_max)
-        if rows is None:
+        batches = _collected(frame, self.of.rows_max)
+        if batches is None:
             return None
         sink = job.identity.sink
-        self.of.note_bytes(sink, rows)
+        self.of.note_bytes(sink, batches)
 
         def prepare(is_first: bool) -> Receipt:
             return prepared(
                 job,
-                rows.to_batches(),
+                batches,
                 partition=_ONLY_PARTITION,
                 attempt=next(self.of.attempts),
                 is_first=is_first,
@@ -126,21 +127,26 @@ def _partitions(batch: DataFrame) -> int:
         return _PARTITIONS_MAX + 1
 
 
-def _collected(frame: DataFrame, rows_max: int) -> pa.Table | None:
+def _rows(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(one.num_rows for one in batches)
+
+
+def _collected(frame: DataFrame, rows_max: int) -> Sequence[pa.RecordBatch] | None:
     """The rows as Arrow; None where there are more, or where this Spark can't collect them so."""
     from epochal.spark.jvm_expressions import UNAVAILABLE, limited  # noqa: PLC0415  needs pyspark
 
     try:
-        few = limited(frame, rows_max + 1)
+        # As a task gets them: `toArrow` asks the JVM for settings and the schema once more.
+        collect = cast("Any", limited(frame, rows_max + 1))._collect_as_arrow
     except UNAVAILABLE as error:
         logger.debug("rows are not collected on the driver: %s", error)
         return None
     try:
-        rows = few.toArrow()
+        batches: Sequence[pa.RecordBatch] = collect()
     except Exception as error:
         if _RESULT_BYTES_MAX not in str(error):
             raise
         logger.debug("rows are too large to be collected on the driver", exc_info=error)
         return None
     # Each partition stops at one row more than the limit: not above it, none was cut.
-    return rows if rows.num_rows <= rows_max else None
+    return batches if _rows(batches) <= rows_max else None

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from epochal.contract import EngineWrite, EngineWritten
 from epochal.errors import InvariantBroken, RowRejected, TaskFailed
-from epochal.kit.engine_files import LOG
-from epochal.kit.hive_partitions import NULL, WITHOUT_FORM, refused
+from epochal.kit.engine_files import LOG, refusing
+from epochal.kit.hive_partitions import NULL
 from epochal.spark.projection import quoted
 from epochal.spark.row_hash import ObservedRows
 from epochal.spark.versions import is_connect
@@ -56,6 +56,15 @@ _ABORTS = (
     r"|Could not delete file:.*/_temporary/.*|Suppressing exception in catch: .TASK_WRITE_FAILED.*"
 )
 """What the writer and its committer log of a job that is aborted."""
+_ABORT_LOGGERS = (
+    "org.apache.hadoop.mapreduce.lib.output.FileOutputCommitter",
+    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "org.apache.spark.util.Utils",
+)
+"""
+Where they log it. A filter of the whole log would be asked for lines of every level, those that
+nobody wants included: parquet has some for each page, and that took a tenth of a job.
+"""
 _COMMITTERS_NEEDED = {
     "spark.sql.sources.commitProtocolClass": (
         "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol"
@@ -75,6 +84,8 @@ _ICEBERG_CLASS = "org.apache.iceberg.spark.SparkRewriteTableCatalog"
 _STREAM_PROTOCOL = "spark.sql.streaming.commitProtocolClass"
 _STREAM_PROTOCOL_NEEDED = "ManifestFileCommitProtocol"
 _LOG_VERSION = "v1"
+_V1_SOURCES = "spark.sql.sources.useV1SourceList"
+"""The formats whose files Spark writes by the committer that is needed here."""
 _PACKAGES = {"avro": "org.apache.spark:spark-avro_2.13"}
 """What brings formats that Spark does not have by itself."""
 _TEXT_KEYS = ("json", "avro")
@@ -154,6 +165,9 @@ class SessionWriter:
         # The part that writes without a commit.
         if form == "iceberg" and not self._has_class(_ICEBERG_CLASS):
             return "Iceberg's runtime, 1.12 or newer, is not on Spark's class path"
+        sources = str(self._spark.conf.get(_V1_SOURCES))
+        if form != "iceberg" and form not in sources.lower().split(","):
+            return f"{_V1_SOURCES} is {sources}"
         if form not in _PACKAGES or self._has_format(form):
             return None
         package = f"{_PACKAGES[form]}:{self._spark.version}"
@@ -254,10 +268,12 @@ def write(
         from epochal.spark import hudi_write  # noqa: PLC0415
 
         by_hudi = hudi_write.write_staged(shaped, asked)
+        counted = observed.fingerprint(by_hudi.plan)
+        _require_same(by_hudi.rows, counted.rows, "Hudi's writer")
         return EngineWritten(
             handle=asked.handle,
             schema=schema,
-            fingerprint=observed.fingerprint(by_hudi.plan),
+            fingerprint=counted,
             files=by_hudi.files,
             bytes=by_hudi.bytes,
             reports=[by_hudi.metadata],
@@ -286,14 +302,18 @@ def write(
     plan = executed(shaped, _command(shaped, asked))
     counted = observed.fingerprint(plan)
     files, size, rows = _statistics(plan)
-    if rows != counted.rows:
-        raise TaskFailed(
-            f"Spark's writer has counted {quantity(rows, 'row')}, and was given {counted.rows}",
-            "the epoch is tried again at the next start",
-        )
+    _require_same(rows, counted.rows, "Spark's writer")
     return EngineWritten(
         handle=asked.handle, schema=schema, fingerprint=counted, files=files, bytes=size
     )
+
+
+def _require_same(counted: int, given: int, writer: str) -> None:
+    if counted != given:
+        raise TaskFailed(
+            f"{writer} has counted {quantity(counted, 'row')}, and was given {given}",
+            "the epoch is tried again at the next start",
+        )
 
 
 def _shaped(frame: DataFrame, asked: EngineWrite) -> DataFrame:
@@ -350,12 +370,13 @@ def _field_id(asked: EngineWrite, path: str) -> dict[str, int]:
 def _command(frame: DataFrame, asked: EngineWrite) -> Any:
     """The logical plan of `DataFrameWriter.save`, which gives no access to what it has written."""
     options = {**asked.options, **_COMMITTER, **LOCAL_FILES}
-    writer = frame.write.format(asked.format).mode("errorifexists").options(**options)
-    if asked.partition_by:
-        writer = writer.partitionBy(*asked.partition_by)
     jvm: Any = frame.sparkSession._jvm
     if not frame.sparkSession.version.startswith("4.0."):
-        return writer._jwrite.saveCommand(jvm.scala.Option.apply(asked.folder))
+        writer: Any = frame.write.format(asked.format).mode("errorifexists")
+        if asked.partition_by:
+            writer = writer.partitionBy(*asked.partition_by)
+        written = writer._jwrite.options(_scala_map(jvm, tuple(options.items())))
+        return written.saveCommand(jvm.scala.Option.apply(asked.folder))
     none, python = jvm.scala.Option.empty(), jvm.org.apache.spark.api.python.PythonUtils
     source = jvm.org.apache.spark.sql.execution.datasources.DataSource.apply(
         frame.sparkSession._jsparkSession,
@@ -369,6 +390,12 @@ def _command(frame: DataFrame, asked: EngineWrite) -> Any:
     )
     mode = jvm.org.apache.spark.sql.SaveMode.ErrorIfExists
     return source.planForWriting(mode, frame._jdf.logicalPlan())
+
+
+@lru_cache(maxsize=64)
+def _scala_map(jvm: Any, items: tuple[tuple[str, str], ...]) -> Any:
+    """Kept, as each entry takes calls into the JVM."""
+    return jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(dict(items))
 
 
 def _logged(frame: DataFrame, asked: EngineWrite) -> tuple[Any, list[str]]:
@@ -428,10 +455,15 @@ def _file_format(spark: Any, form: str) -> Any:
 def executed(frame: DataFrame, command: Any) -> Any:
     """Run a command in the frame's session. The physical plan that ran, with its metrics."""
     spark: Any = frame.sparkSession
-    modes = getattr(spark._jvm.org.apache.spark.sql.execution, "CommandExecutionMode$")
-    every = getattr(modes, "MODULE$").ALL()
-    run = spark._jsparkSession.sessionState().executePlan(command, every)
+    run = spark._jsparkSession.sessionState().executePlan(command, _every_command(spark._jvm))
     return run.commandExecuted().commandPhysicalPlan()
+
+
+@lru_cache(maxsize=1)
+def _every_command(jvm: Any) -> Any:
+    """Kept: a class of the JVM is found by one call for each part of its name."""
+    modes = getattr(jvm.org.apache.spark.sql.execution, "CommandExecutionMode$")
+    return getattr(modes, "MODULE$").ALL()
 
 
 def _statistics(plan: Any) -> tuple[int, int, int]:
@@ -465,8 +497,7 @@ def _texts(frame: DataFrame, partition_by: Sequence[str]) -> dict[str, str]:
 def _refusing(frame: DataFrame, texts: Iterable[str], asked: EngineWrite) -> DataFrame:
     """
     The same rows, with the name of a null's folder for nulls of `texts`. A row that the target
-    would not take, or with a value that Spark would write as null, fails the job, by the error that
-    a task raises: the driver finds it in the text of Spark's.
+    would not take, or with a value that names no folder, fails the job.
     """
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
@@ -475,11 +506,8 @@ def _refusing(frame: DataFrame, texts: Iterable[str], asked: EngineWrite) -> Dat
         kept = functions.coalesce(quoted(name), error.cast(frame.schema[name].dataType))
         frame = frame.withColumn(name, kept)
     for name in texts:
-        value = column = functions.col(quoted(name))
-        for text in WITHOUT_FORM:
-            error = functions.raise_error(functions.lit(refused(name, text).to_line()))
-            value = functions.when(column == text, error.cast("string")).otherwise(value)
-        frame = frame.withColumn(name, functions.coalesce(value, functions.lit(NULL)))
+        text = functions.expr(refusing(name, quoted(name)))
+        frame = frame.withColumn(name, functions.coalesce(text, functions.lit(NULL)))
     return frame
 
 
@@ -505,5 +533,14 @@ def _hide_aborts(jvm: Any) -> None:
         )
         found.start()
         context = jvm.org.apache.logging.log4j.LogManager.getContext(False)
-        context.getConfiguration().addFilter(found)
+        settings = context.getConfiguration()
+        warn = jvm.org.apache.logging.log4j.Level.WARN
+        for name in _ABORT_LOGGERS:
+            logger = settings.getLoggerConfig(name)
+            if logger.getName() != name:  # that of a logger above it
+                # Never below WARN: in a shell Spark lets all pass that has a logger of its own.
+                level = logger.getLevel() if logger.getLevel().isMoreSpecificThan(warn) else warn
+                logger = core.config.LoggerConfig(name, level, True)
+                settings.addLogger(name, logger)
+            logger.addFilter(found)
         context.updateLoggers()

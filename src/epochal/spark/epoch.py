@@ -75,18 +75,20 @@ class EpochWriter:
         *,
         query_id: str | None = None,
         offsets: Callable[[], Offsets] = no_offsets,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        Write one epoch, or finish it where it is decided already.
+        Write one epoch, or finish it where it is decided already. `is_stopped`: whether the query
+        was stopped; a load has none.
 
         Raises one of our errors, `Stopped` where the query was stopped meanwhile; and Ctrl-C.
         """
         began_with = offsets()
         admission = self.coordinator.begin(epoch, query_id=query_id, offsets=began_with)
         if admission is Admission.REPLAY:
-            self._replay(batch, epoch)
+            self._replay(batch, epoch, is_stopped)
         else:
-            self._write_fresh(batch, epoch, began_with, offsets)
+            self._write_fresh(batch, epoch, began_with, offsets, is_stopped)
 
     def _write_fresh(
         self,
@@ -94,6 +96,7 @@ class EpochWriter:
         epoch: EpochNumber,
         began_with: Offsets,
         offsets: Callable[[], Offsets],
+        is_stopped: Callable[[], bool],
     ) -> None:
         self.coordinator.preparing()
         if self.is_speculating:
@@ -110,11 +113,11 @@ class EpochWriter:
                     receipts, offsets=offsets, began_with=began_with, frame=frame
                 )
         except _PrepareFailed as failed:
-            why = _to_raise(failed.error, f"epoch {epoch}")
+            why = _to_raise(failed.error, f"epoch {epoch}", is_stopped)
             self.coordinator.abort(failed.receipts, because=why)
             raise why from None
         except BaseException as error:  # noqa: BLE001  every error is raised again as one of ours
-            why = _to_raise(error, f"epoch {epoch}")
+            why = _to_raise(error, f"epoch {epoch}", is_stopped)
             if self._is_to_abort(error):
                 self.coordinator.abort({}, because=why)
             raise why from None
@@ -214,7 +217,7 @@ class EpochWriter:
             writers_max=writers_max,
         )
 
-    def _replay(self, batch: DataFrame, epoch: EpochNumber) -> None:
+    def _replay(self, batch: DataFrame, epoch: EpochNumber, is_stopped: Callable[[], bool]) -> None:
         """The rows are decided: write none again but those that a target lost."""
         try:
             if not self.coordinator.lost:
@@ -235,9 +238,9 @@ class EpochWriter:
                 self.coordinator.rewrite(again)
         except _PrepareFailed as failed:
             # No decision names what other sinks prepared again: the next start clears it.
-            raise _to_raise(failed.error, f"epoch {epoch}, replayed") from None
+            raise _to_raise(failed.error, f"epoch {epoch}, replayed", is_stopped) from None
         except BaseException as error:  # noqa: BLE001  every error is raised again as one of ours
-            raise _to_raise(error, f"epoch {epoch}, replayed") from None
+            raise _to_raise(error, f"epoch {epoch}, replayed", is_stopped) from None
 
     def _lost_in_part(self) -> frozenset[SinkName]:
         """Sinks that lost some receipts of several: partition by partition, only tasks replace."""
@@ -247,8 +250,8 @@ class EpochWriter:
         return frozenset(sink for sink in lost if len(receipts.get(sink, ())) > len(lost[sink]))
 
 
-def _to_raise(error: BaseException, doing: str) -> BaseException:
-    return error if is_interrupt(error) else stop_or_error(error, doing)
+def _to_raise(error: BaseException, doing: str, is_stopped: Callable[[], bool]) -> BaseException:
+    return error if is_interrupt(error) else stop_or_error(error, doing, is_stopped)
 
 
 class _PrepareFailed(Exception):

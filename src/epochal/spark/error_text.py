@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from epochal.coordinator import Gate, PreparedEpoch, Stopped
 from epochal.coordinator.gates import AskedTooEarly
-from epochal.errors import EpochalError, TaskFailed, TryAgain, from_text
+from epochal.errors import EpochalError, Misconfigured, TaskFailed, TryAgain, from_text
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -23,15 +24,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger("epochal")
 
 _REASON_CHARS_MAX = 500
+_STOPPED = "the query was stopped"
 _STOP = re.compile(
-    r"java\.lang\.InterruptedException|java\.io\.InterruptedIOException"
-    r"|ClosedByInterruptException|cancelled job group|\[SPARK_JOB_CANCELLED\].*"
+    r"cancelled job group|\[SPARK_JOB_CANCELLED\].*"
     # The last two: Ctrl-C in the driver's main thread, and spark.stop().
     r"( was stopped|cancellation of all jobs|SparkContext was shut down)"
 )
+_INTERRUPT = re.compile(
+    r"java\.lang\.InterruptedException|java\.io\.InterruptedIOException|ClosedByInterruptException"
+)
+"""Of a stop as well, and of clients (S3A, HDFS, okhttp) that have waited too long for an answer."""
 _OF_A_WRITE = ("[TASK_WRITE_FAILED]", "[WRITING_JOB_ABORTED]")
 """Conditions by which Spark's writer says that it failed, and not why."""
 _NO_SPACE = "No space left on device"
+_NO_NAME = "unmappable characters"
 _RAISED_LAST = re.compile(r"^(?!\s)(?:[\w.]+\.)?(\w+(?::[^\n]*)?)$", re.MULTILINE)
 
 
@@ -45,7 +51,7 @@ class StopSignal(Exception):
 
     def __init__(self) -> None:
         super().__init__(
-            "the query was stopped\n"
+            f"{_STOPPED}\n"
             "py4j.protocol.Py4JJavaError: An error occurred while calling an epoch.\n"
             ": java.lang.InterruptedException"
         )
@@ -55,13 +61,32 @@ class Terminated(KeyboardInterrupt):
     """The end of a query on Spark Connect, whose server sends SIGTERM to its Python worker."""
 
 
-def stop_or_error(error: BaseException, doing: str) -> EpochalError:
-    """`Stopped` where the query was stopped, and any other error as one of ours."""
+def stop_or_error(
+    error: BaseException, doing: str, is_stopped: Callable[[], bool] = lambda: True
+) -> EpochalError:
+    """
+    `Stopped` where the query was stopped, and any other error as one of ours.
+
+    An interrupt is a stop only where `is_stopped`. By default it may be one: `Stopped` then carries
+    the other error, and a caller that knows the query resolves it by another call.
+    """
     # Of ours only where nothing happened: one about a decided epoch may cite an interrupt too.
     may_be_stop = isinstance(error, TryAgain) or not isinstance(error, EpochalError)
-    if isinstance(error, Terminated) or (may_be_stop and _STOP.search(str(error)) is not None):
-        return Stopped("the query was stopped")
-    return as_epochal(error, doing)
+    if isinstance(error, Stopped):
+        stopped = error
+    elif isinstance(error, Terminated) or (may_be_stop and _STOP.search(str(error))):
+        stopped = Stopped(_STOPPED)
+    elif may_be_stop and _INTERRUPT.search(str(error)):
+        stopped = Stopped(_STOPPED)
+        stopped.if_active = as_epochal(error, doing)
+    else:
+        return as_epochal(error, doing)
+    return stopped if stopped.if_active is None or is_stopped() else stopped.if_active
+
+
+def end_of_remote(failure: BaseException) -> EpochalError:
+    """The same of a query that has ended elsewhere: a stop there was raised as `StopSignal`."""
+    return stop_or_error(failure, "the query", lambda: _STOPPED in str(failure))
 
 
 def stoppable(gate: Gate) -> Gate:
@@ -73,7 +98,7 @@ def stoppable(gate: Gate) -> Gate:
         except (EpochalError, AskedTooEarly):
             raise
         except Exception as error:
-            why = stop_or_error(error, "")
+            why = stop_or_error(error, f"gate {asked.__name__}")
             if isinstance(why, Stopped):
                 raise why from None
             raise
@@ -101,6 +126,12 @@ def as_epochal(error: BaseException, doing: str) -> EpochalError:
         return TryAgain(
             f"{doing}: {reason}",
             "free some space, or raise the quota; the epoch is tried again at the next start",
+        )
+    if _NO_NAME in reason:
+        return Misconfigured(
+            f"{doing}: {reason}",
+            "LC_ALL=C.UTF-8 for the driver and every executor: Java names files by the locale, and "
+            "a folder or the value of a partition has characters that this one lacks",
         )
     return TaskFailed(
         f"{doing}: {reason}",

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from epochal.spark.engine_write import LOCAL_FILES, activate, executed
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
     from epochal.contract import EngineWrite
@@ -49,43 +51,84 @@ class Staged:
         return sum(json.loads(report)["file-size-in-bytes"] for report in self.reports)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runtime:
+    """Parts of Iceberg in one JVM: a class is found by one call for each part of its name."""
+
+    metadata_parser: Any
+    file_parser: Any
+    locations: Any
+    make_operations: Any
+    make_table: Any
+    make_settings: Any
+    make_files: Any
+    cache: Any
+    """Of tables, by name."""
+    staged: Any
+    """What jobs have written, by table and name."""
+
+
 def write_staged(rows: DataFrame, asked: EngineWrite) -> Staged:
     """Run the job."""
     spark = rows.sparkSession
-    jvm: Any = spark._jvm
-    iceberg = jvm.org.apache.iceberg
-    metadata = iceberg.TableMetadataParser.fromJson(asked.table)
-    settings = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
-    for key, value in LOCAL_FILES.items():
+    iceberg = _runtime(spark.sparkContext)
+    metadata = iceberg.metadata_parser.fromJson(asked.table)
+    locations = iceberg.locations.locationsFor(metadata.location(), metadata.properties())
+    name = str(asked.handle)
+    files = _files(spark.sparkContext, asked.folder)
+    operations = iceberg.make_operations(metadata, files, locations)
+    table = iceberg.make_table(operations, name)
+    activate(spark)
+    iceberg.cache.add(name, table)
+    try:
+        jvm: Any = spark._jvm
+        writer: Any = rows.write.format("iceberg").options(**_OPTIONS).mode("append")
+        plan = executed(rows, writer._jwrite.saveCommand(jvm.scala.Option.apply(name)))
+        # A job that had no rows stages nothing, and has no entry.
+        is_staged = name in iceberg.staged.fetchSetIds(table)
+        found = iceberg.staged.fetchNewFiles(table, name) if is_staged else ()
+        spec, parser = table.spec(), iceberg.file_parser
+        return Staged(plan=plan, reports=[str(parser.toJson(file, spec)) for file in found])
+    finally:
+        iceberg.staged.clearRewrite(table, name)
+        iceberg.cache.remove(name)
+
+
+def _files(context: SparkContext, folder: str) -> Any:
+    """Iceberg's way to Hadoop's file systems, as they are set now."""
+    jvm_context: Any = context._jsc
+    settings = _runtime(context).make_settings(jvm_context.hadoopConfiguration())
+    # Not for a store: what s3a keeps on a disk before it sends it needs Hadoop's own class.
+    for key, value in LOCAL_FILES.items() if folder.startswith("file:") else ():
         settings.set(key, value)
     for scheme in _S3_SCHEMES:
         settings.setIfUnset(f"fs.{scheme}.impl", _S3A)
-    files = iceberg.hadoop.HadoopFileIO(settings)
-    locations = iceberg.LocationProviders.locationsFor(metadata.location(), metadata.properties())
-    name = str(asked.handle)
-    table = iceberg.BaseTable(iceberg.StaticTableOperations(metadata, files, locations), name)
-    cache = _table_cache(spark)
-    staged = iceberg.spark.FileRewriteCoordinator.get()
-    activate(spark)
-    cache.add(name, table)
-    try:
-        writer: Any = rows.write.format("iceberg").options(**_OPTIONS).mode("append")
-        plan = executed(rows, writer._jwrite.saveCommand(jvm.scala.Option.apply(name)))
-        parser, spec = iceberg.ContentFileParser, table.spec()
-        # A job that had no rows stages nothing, and has no entry.
-        is_staged = name in staged.fetchSetIds(table)
-        found = staged.fetchNewFiles(table, name) if is_staged else ()
-        return Staged(plan=plan, reports=[str(parser.toJson(file, spec)) for file in found])
-    finally:
-        staged.clearRewrite(table, name)
-        cache.remove(name)
+    return _runtime(context).make_files(settings)
 
 
-def _table_cache(spark: Any) -> Any:
+@lru_cache(maxsize=1)
+def _runtime(context: SparkContext) -> _Runtime:
+    jvm: Any = context._jvm
+    iceberg = jvm.org.apache.iceberg
+    return _Runtime(
+        metadata_parser=iceberg.TableMetadataParser,
+        file_parser=iceberg.ContentFileParser,
+        locations=iceberg.LocationProviders,
+        make_operations=iceberg.StaticTableOperations,
+        make_table=iceberg.BaseTable,
+        make_settings=jvm.org.apache.hadoop.conf.Configuration,
+        make_files=iceberg.hadoop.HadoopFileIO,
+        cache=_table_cache(context),
+        staged=iceberg.spark.FileRewriteCoordinator.get(),
+    )
+
+
+def _table_cache(context: SparkContext) -> Any:
     """By reflection: py4j can't tell `SparkTableCache.get()` from `get(name)`."""
-    jvm = spark._jvm
+    jvm: Any = context._jvm
+    gateway: Any = context._gateway
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     kind = jvm.java.lang.Class.forName("org.apache.iceberg.spark.SparkTableCache", True, loader)
-    nothing = spark.sparkContext._gateway.new_array(jvm.java.lang.Object, 0)
-    none = spark.sparkContext._gateway.new_array(jvm.java.lang.Class, 0)
+    nothing = gateway.new_array(jvm.java.lang.Object, 0)
+    none = gateway.new_array(jvm.java.lang.Class, 0)
     return kind.getMethod("get", none).invoke(None, nothing)

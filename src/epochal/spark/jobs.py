@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -29,7 +29,7 @@ from epochal.spark.engine_write import SessionWriter
 from epochal.spark.error_text import stop_or_error
 from epochal.spark.plan_analysis import is_narrow_above_batch
 from epochal.spark.projection import arrow_schema, for_tasks, project
-from epochal.spark.row_hash import row_hash, with_row_hash
+from epochal.spark.row_hash import is_hashed_alike, row_hash, with_row_hash
 from epochal.spark.task import RECEIPT_COLUMN, PrepareTask
 from epochal.spark.versions import is_connect
 from epochal.terms import EpochNumber, Identity, Json, Receipt, SinkName
@@ -51,6 +51,11 @@ COMPILED = {"spark.sql.codegen.hugeMethodLimit": "8000"}
 Of the session, while our jobs run. HotSpot compiles no larger method, and by default Spark makes
 one of a whole stage up to eight times that: rows of a hundred columns would be laid out and hashed
 by an interpreter.
+"""
+LAID_OUT = {"spark.sql.execution.arrow.maxBytesPerBatch": str(1 << 20)}
+"""
+The same where rows are laid out as bytes. By default Spark counts rows alone: batches of large ones
+would leave the processor's cache at every copy on their way to Python. Older releases ignore it.
 """
 
 Timing = Callable[[SinkName], AbstractContextManager[None]]
@@ -87,8 +92,9 @@ class _Transfer:
     """A sink's rows in the form in which they are sent to its tasks."""
 
     rows: DataFrame
-    is_hashed: bool
-    is_packed: bool
+    is_hashed: bool = False
+    hashes_here: bool = False
+    is_packed: bool = False
 
 
 def prepare_all(
@@ -109,12 +115,14 @@ def prepare_all(
     """
     outcome = Prepared()
     spark = batch.sparkSession
-    tags = {part.identity.sink: _tag(part, epoch) for part in parts}
+    # By them the jobs of others are cancelled where one fails; on Spark Connect also one's own.
+    is_tagged = len(parts) > 1 or is_connect(spark)
+    tags = {part.identity.sink: _tag(part, epoch) for part in parts if is_tagged}
 
     def run(part: Part) -> None:
         sink = part.identity.sink
         try:
-            with timing(sink), described(spark, _title(part, epoch), tag=tags[sink]):
+            with timing(sink), described(spark, _title(part, epoch), tag=tags.get(sink, "")):
                 outcome.receipts[sink] = _prepare(
                     batch,
                     part,
@@ -137,12 +145,8 @@ def prepare_all(
             for tag in tags.values():
                 cancel_tagged(spark, tag)
 
-    is_by_engine = any(part.engine is not None for part in parts)
-    # A session of Spark Connect is shared with its client, and other queries.
-    compiled = {} if is_connect(spark) else COMPILED
-    settings = compiled | (engine_write.SETTINGS if is_by_engine else {})
     try:
-        with session_settings(spark, settings):
+        with session_settings(spark, _settings_for(spark, parts)):
             if len(parts) == 1:
                 run(parts[0])
             else:
@@ -152,23 +156,62 @@ def prepare_all(
     return outcome
 
 
+def _settings_for(spark: SparkSession, parts: Sequence[Part]) -> Mapping[str, str]:
+    settings = engine_write.SETTINGS if any(part.engine is not None for part in parts) else {}
+    if is_connect(spark):
+        return settings  # its session is shared with its client, and other queries
+    is_laid_out = any(isinstance(part.sink, LaysOutRows) for part in parts)
+    return {**settings, **COMPILED, **(LAID_OUT if is_laid_out else {})}
+
+
+_settings: dict[tuple[str, str], tuple[int, str | None]] = {}
+"""
+By session and name: how many jobs of ours need a setting as it is, and what it was before; None
+where it was never set: it may be one that this release does not know.
+"""
+_settings_lock = threading.Lock()
+
+
 @contextmanager
 def session_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """
     Settings of a session, for as long as our jobs run. The session of a streaming query is its own;
-    that of a once-only load is its user's, and gets back what it had.
+    that of a once-only load is its user's, and gets back what it had when the last of the loads has
+    ended that run in it at the same time.
     """
-    before = {name: str(spark.conf.get(name)) for name in wanted}
-    changed = {name: value for name, value in wanted.items() if before[name] != value}
-    for name, value in changed.items():
-        spark.conf.set(name, value)
+    with ExitStack() as settings:
+        for name, value in wanted.items():
+            settings.enter_context(_setting(spark, name, value))
+        yield
+
+
+@contextmanager
+def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    session: Any = spark
+    key = str(session._jsparkSession.sessionUUID()), name
+    with _settings_lock:
+        users, before = _settings.get(key) or (0, spark.conf.get(name, None))
+        if not users and before != value:
+            spark.conf.set(name, value)
+        _settings[key] = users + 1, before
     try:
         yield
     finally:
-        # A JVM that has exited must not hide the error by which that became known.
-        with suppress(Exception):
-            for name in changed:
-                spark.conf.set(name, before[name])
+        with _settings_lock:
+            users, before = _settings.pop(key)
+            if users > 1:
+                _settings[key] = users - 1, before
+            elif before != value:
+                # A JVM that has exited must not hide the error by which that became known.
+                with suppress(Exception):
+                    _put_back(spark, name, before)
+
+
+def _put_back(spark: SparkSession, name: str, before: str | None) -> None:
+    if before is None:
+        spark.conf.unset(name)
+    else:
+        spark.conf.set(name, before)
 
 
 def _thread_class(spark: SparkSession) -> type[threading.Thread]:
@@ -219,20 +262,10 @@ def _prepare(
     """Run the job of one sink."""
     frame = project(part.sink, batch)
     schema = arrow_schema(part.sink, frame.schema)
-    as_tasks = cache(
-        partial(
-            _task_job,
-            frame,
-            schema,
-            part,
-            epoch,
-            limits=limits,
-            fingerprint=fingerprint,
-            is_narrow=is_narrow,
-        )
-    )
+    job_of = partial(_job_of, frame, schema, part, epoch, limits=limits, is_narrow=is_narrow)
     if part.on_driver is not None:
-        receipt = part.on_driver.prepare(*as_tasks())
+        few = _few(frame, part, schema, fingerprint=fingerprint)
+        receipt = part.on_driver.prepare(*job_of(few, is_narrow=False))
         if receipt is not None:
             return (receipt,)
     if part.engine is not None:
@@ -243,24 +276,23 @@ def _prepare(
             asked = part.engine.engine_write(handle, schema, form)
             written = engine_write.write(frame, asked, schema, fingerprint=fingerprint)
             return (part.engine.gather(written),)
-    rows, job = as_tasks()
+    rows, job = job_of(_transfer(frame, part, schema, fingerprint=fingerprint))
     if part.writers_max is not None:
         rows = rows.coalesce(part.writers_max)
     collected = rows.mapInArrow(job, _receipt_schema()).collect()
     return tuple(receipt_in(json.loads(row[0])) for row in collected)
 
 
-def _task_job(
+def _job_of(
     frame: DataFrame,
     schema: pa.Schema,
     part: Part,
     epoch: EpochNumber,
+    transfer: _Transfer,
     *,
     limits: Limits,
-    fingerprint: bool,
     is_narrow: bool,
 ) -> tuple[DataFrame, PrepareTask]:
-    transfer = _transfer(frame, part, schema, fingerprint=fingerprint)
     job = PrepareTask(
         sink=for_tasks(part.sink),
         identity=part.identity,
@@ -271,9 +303,18 @@ def _task_job(
         # Only for sinks with a handout: the analysis costs a few calls to the JVM.
         is_narrow=is_narrow and part.handout is not None and is_narrow_above_batch(frame),
         is_hashed=transfer.is_hashed,
+        hashes_here=transfer.hashes_here,
         is_packed=transfer.is_packed,
     )
     return transfer.rows, job
+
+
+def _few(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: bool) -> _Transfer:
+    """For the driver: to have Spark plan the hash of few rows costs more than to compute it."""
+    is_by_spark = fingerprint and not is_hashed_alike(frame.schema)
+    if is_by_spark or isinstance(part.sink, LaysOutRows):
+        return _transfer(frame, part, schema, fingerprint=fingerprint)
+    return _Transfer(rows=for_transfer(frame, frame.schema), hashes_here=fingerprint)
 
 
 def _transfer(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: bool) -> _Transfer:
@@ -344,12 +385,7 @@ def drain(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> None:
 
 @contextmanager
 def evaluated(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> Iterator[DataFrame]:
-    """
-    The batch, computed once for all sinks and gates that read it.
-
-    Not persisted: a persisted block that is lost is computed again, and may then differ between
-    sinks. A lost block of a local checkpoint fails the epoch, which is tried again whole.
-    """
+    """The batch, computed once for all sinks and gates that read it."""
     title = f"epochal {pipeline} · epoch {epoch} · evaluate"
     if is_connect(batch.sparkSession):
         with described(batch.sparkSession, title):
@@ -357,18 +393,26 @@ def evaluated(batch: DataFrame, pipeline: str, epoch: EpochNumber) -> Iterator[D
         # Its blocks are released by Spark, once no frame refers to them.
         yield checkpointed
         return
-    with described(batch.sparkSession, title):
-        # Not eager: the blocks of a failed evaluation could then not be released.
-        frame = batch.localCheckpoint(eager=False)
-        try:
-            _rdd(frame).count()
-        except BaseException:
-            _release(frame)
-            raise
-    try:
+    with ExitStack() as stack:
+        with described(batch.sparkSession, title):
+            frame, _ = stack.enter_context(computed_once(batch))
         yield frame
+
+
+@contextmanager
+def computed_once(frame: DataFrame) -> Iterator[tuple[DataFrame, int]]:
+    """
+    The rows of a frame and their number, for jobs that read them more than once.
+
+    Not persisted: a persisted block that is lost is computed again, and may then differ between
+    readers. A lost block of a local checkpoint fails the epoch, which is tried again whole.
+    """
+    # Not eager: the blocks of a failed evaluation could then not be released.
+    fixed = frame.localCheckpoint(eager=False)
+    try:
+        yield fixed, int(_rdd(fixed).count())
     finally:
-        _release(frame)
+        _release(fixed)
 
 
 def _rdd(frame: DataFrame) -> Any:

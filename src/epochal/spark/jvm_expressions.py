@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError
@@ -19,7 +19,8 @@ UNAVAILABLE = (PySparkException, Py4JError, TypeError, AttributeError)
 """Raised where a release of Spark, or a session without a JVM, lacks an expression."""
 
 _KEPT_MAX = 64
-_built: WeakKeyDictionary[SparkContext, dict[Hashable, Column]] = WeakKeyDictionary()
+_Built = TypeVar("_Built")
+_built: WeakKeyDictionary[SparkContext, dict[Hashable, Any]] = WeakKeyDictionary()
 _building = threading.Lock()
 
 
@@ -114,9 +115,9 @@ class JvmExpressions:
         return self._types.DataType.fromDDL(written)
 
 
-def built_once(frame: DataFrame, key: Hashable, build: Callable[[], Column]) -> Column:
+def built_once(frame: DataFrame, key: Hashable, build: Callable[[], _Built]) -> _Built:
     """
-    A column that finds others by name, and so fits the frame of every epoch: building one takes
+    Columns that find others by name, and so fit the frame of every epoch: building one takes
     calls into the JVM, many for some. Kept as long as the application runs.
     """
     context = getattr(frame.sparkSession, "_sc", None)
@@ -128,16 +129,17 @@ def built_once(frame: DataFrame, key: Hashable, build: Callable[[], Column]) -> 
             while len(built) >= _KEPT_MAX:
                 built.pop(next(iter(built)))
             built[key] = build()
-        return built[key]
+        found: _Built = built[key]
+        return found
 
 
 def limited(frame: DataFrame, rows: int) -> DataFrame:
     """The first rows of each partition; `DataFrame.limit` would move them to one partition."""
     session = frame.sparkSession
-    local_limit, datasets, number = _limit_by(session._jvm, rows)
+    local_limit, of_rows, number = _limit_by(session._jvm, rows)
     plan = local_limit(number, frame._jdf.queryExecution().analyzed())
     made: Any = type(frame)
-    few: DataFrame = made(datasets.ofRows(session._jsparkSession, plan), session)
+    few: DataFrame = made(of_rows(session._jsparkSession, plan), session)
     return few
 
 
@@ -146,4 +148,4 @@ def _limit_by(jvm: Any, rows: int) -> tuple[Any, Any, Any]:
     """Kept: a class of the JVM is found by one call for each part of its name."""
     sql = jvm.org.apache.spark.sql
     number = sql.catalyst.expressions.Literal(rows, sql.types.DataType.fromDDL("int"))
-    return sql.catalyst.plans.logical.LocalLimit, sql.classic.Dataset, number
+    return sql.catalyst.plans.logical.LocalLimit, sql.classic.Dataset.ofRows, number

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epochal.spark.versions import UNIX_SOCKETS, require_java
+from epochal.spark.versions import UNIX_SOCKETS, require_startable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,10 +30,10 @@ def fast_checkpoints(version: str) -> str:
 
 def local_builder(name: str, *, threads: int) -> SparkSession.Builder:
     """A builder with these settings; later settings override them."""
+    require_startable()
     import pyspark  # noqa: PLC0415  this package is importable without it
     from pyspark.sql import SparkSession  # noqa: PLC0415  the same
 
-    require_java()
     # Workers must run the Python that has this package, not the first one on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return (

@@ -50,7 +50,7 @@ class Progress(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802  Spark's name
         progress = json.loads(event.progress.json)
-        if progress.get("name") not in (None, self._pipeline.name):
+        if progress.get("id") != self._pipeline.query_id:
             return
         figures = self._figures(progress.get("batchId"))
         if figures is None:

@@ -16,6 +16,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,13 @@ _HALF_BITS = 32
 _LOW_MASK = (1 << _HALF_BITS) - 1
 _LOW_MIDDLE = 1 << (_HALF_BITS - 1)
 _OBSERVED = "epochal"
+_ALIKE = frozenset(
+    f"{name}Type"
+    for name in (
+        *("Boolean", "Byte", "Short", "Integer", "Long", "Float", "Double", "Decimal"),
+        *("Binary", "Date", "Timestamp", "TimestampNTZ"),
+    )
+)
 NO_VALUES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -61,6 +69,25 @@ def row_hash(frame: DataFrame, values: Mapping[str, str] = NO_VALUES) -> Column 
         return None
 
 
+def is_hashed_alike(schema: StructType) -> bool:
+    """Whether `epochal.row_hash` has the same hash for these types. Others are left to Spark."""
+    return all(_is_alike(field.dataType) for field in schema.fields)
+
+
+def _is_alike(kind: DataType) -> bool:
+    from pyspark.sql import types  # noqa: PLC0415  importable without pyspark
+
+    if isinstance(kind, types.StructType):
+        return is_hashed_alike(kind)
+    if isinstance(kind, types.ArrayType):
+        return _is_alike(kind.elementType)
+    if isinstance(kind, types.MapType):
+        return _is_alike(kind.keyType) and _is_alike(kind.valueType)
+    if type(kind) is types.StringType:
+        return kind == types.StringType()  # with a collation, unequal texts may be equal
+    return type(kind).__name__ in _ALIKE
+
+
 def _accessible(frame: DataFrame) -> DataFrame:
     """The same rows; names that SQL can tell apart, and values of user-defined types unwrapped."""
     from pyspark.sql import functions, types  # noqa: PLC0415  importable without pyspark
@@ -85,13 +112,11 @@ def _hash_column(frame: DataFrame, values: Mapping[str, str] = NO_VALUES) -> Col
 
     from epochal.spark.jvm_expressions import built_once  # noqa: PLC0415
 
-    fields = _Fields()
-    for field in frame.schema.fields:
-        fields.add(values.get(field.name) or quoted(field.name), field.dataType)
-    if all(isinstance(value, str) for value in fields.values):
+    fields = _Fields.of(frame, values)
+    sql = fields.sql
+    if sql is not None:
         # One text: building it from columns would cost several JVM calls for each.
-        sql = f"{fields.hashed()} AS {ROW_HASH}"
-        return built_once(frame, sql, lambda: functions.expr(sql))
+        return built_once(frame, sql, lambda: functions.expr(f"{sql} AS {ROW_HASH}"))
     columns = [*_columns(frame, fields.values), *map(functions.expr, fields.null_bits())]
     return functions.xxhash64(*columns).alias(ROW_HASH)
 
@@ -120,6 +145,8 @@ def fingerprint_of(frame: DataFrame) -> Fingerprint:
     """
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
+    if not frame.columns:  # no epoch has had a row yet
+        return Fingerprint(frame.count(), 0)
     hashed = with_row_hash(frame)
     if hashed is None:
         return Fingerprint(frame.count())
@@ -142,19 +169,10 @@ class ObservedRows:
     def __init__(
         self, frame: DataFrame, *, is_hashed: bool, values: Mapping[str, str] = NO_VALUES
     ) -> None:
-        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
         hashed = row_hash(frame, values) if is_hashed else None
-        sums = [functions.count(functions.lit(1)).alias("rows")]
-        if hashed is not None:
-            low = hashed.bitwiseAND(functions.lit(_LOW_MASK)) - functions.lit(_LOW_MIDDLE)
-            sums += [
-                functions.sum(low).alias("low"),
-                functions.sum(functions.shiftright(hashed, _HALF_BITS)).alias("high"),
-            ]
         self._is_hashed = hashed is not None
         self._spark = frame.sparkSession
-        self.frame = frame.observe(_OBSERVED, *sums)
+        self.frame = frame.observe(_OBSERVED, *_sums(frame, hashed, values))
 
     def fingerprint(self, plan: Any) -> Fingerprint:
         """
@@ -162,15 +180,38 @@ class ObservedRows:
 
         Not by an `Observation`: Spark's listener bus gives it the end of a job later.
         """
-        jvm: Any = self._spark._jvm
-        metrics = getattr(jvm.org.apache.spark.sql.execution, "CollectMetricsExec$")
-        found = json.loads(getattr(metrics, "MODULE$").collect(plan).apply(_OBSERVED).json())
+        metrics = _collected_metrics(self._spark._jvm)
+        found = json.loads(metrics.collect(plan).apply(_OBSERVED).json())
         rows = int(found["rows"])
         if not self._is_hashed:
             return Fingerprint(rows)
         low = int(found.get("low") or 0) + rows * _LOW_MIDDLE
         high = int(found.get("high") or 0) << _HALF_BITS
         return Fingerprint(rows, (high + low) % FINGERPRINT_MODULUS)
+
+
+def _sums(frame: DataFrame, hashed: Column | None, values: Mapping[str, str]) -> Sequence[Column]:
+    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+    from epochal.spark.jvm_expressions import built_once  # noqa: PLC0415
+
+    def build() -> Sequence[Column]:
+        rows = functions.count(functions.lit(1)).alias("rows")
+        if hashed is None:
+            return [rows]
+        low = hashed.bitwiseAND(functions.lit(_LOW_MASK)) - functions.lit(_LOW_MIDDLE)
+        high = functions.shiftright(hashed, _HALF_BITS)
+        return [rows, functions.sum(low).alias("low"), functions.sum(high).alias("high")]
+
+    sql = None if hashed is None else _Fields.of(frame, values).sql
+    is_text = hashed is None or sql is not None
+    return built_once(frame, (_OBSERVED, sql), build) if is_text else build()
+
+
+@lru_cache(maxsize=1)
+def _collected_metrics(jvm: Any) -> Any:
+    """Kept: a class of the JVM is found by one call for each part of its name."""
+    return getattr(getattr(jvm.org.apache.spark.sql.execution, "CollectMetricsExec$"), "MODULE$")
 
 
 class _NoHash(Exception):
@@ -192,6 +233,19 @@ class _Fields:
         self._depth = depth
         self.values: list[str | _VariantBytes] = []
         self._places: list[str] = []
+
+    @classmethod
+    def of(cls, frame: DataFrame, values: Mapping[str, str]) -> _Fields:
+        """The columns of a frame. `values`: see `ObservedRows`."""
+        fields = cls()
+        for field in frame.schema.fields:
+            fields.add(values.get(field.name) or quoted(field.name), field.dataType)
+        return fields
+
+    @property
+    def sql(self) -> str | None:
+        """The hash; None where a part of it has no name in SQL."""
+        return self.hashed() if all(isinstance(value, str) for value in self.values) else None
 
     def hashed(self) -> str:
         return f"xxhash64({', '.join(map(str, [*self.values, *self.null_bits()]))})"

@@ -57,15 +57,27 @@ class _Builder:
         self._types = {field.name: field.dataType for field in frame.schema.fields}
 
     def row(self, packing: RowLayout) -> Column:
-        parts = [part for piece in _folded(packing) for part in self._parts(piece)]
-        # spark.sql.function.concatBinaryAsString makes a string of it; else the cast is free.
-        return functions.concat(*parts).cast("binary").alias(ROW)
+        """
+        A string, though it is none: Spark copies a binary value twice more on its way to Arrow,
+        once out of the field and once out of the row. No cast between the two looks at the bytes.
+        """
+        texts: list[Column] = []
+        run: list[Column] = []
+        for piece in _folded(packing):
+            run += self._parts(piece)
+            if isinstance(piece, Sized):
+                texts += [_text(run), _or_nothing(self._column(piece).cast("string"), "")]
+                run = []
+        return functions.concat(*texts, *([_text(run)] if run else [])).alias(ROW)
+
+    def _column(self, piece: Number | Flag | Sized | Digits) -> Column:
+        return functions.col(quoted(piece.field))
 
     def _parts(self, piece: Piece) -> list[Column]:
-        """The columns to concatenate: flat, as nested concatenation copies twice."""
+        """The bytes to concatenate, without the value of a sized piece."""
         if isinstance(piece, Fixed):
             return [_bytes(piece.value)]
-        column = functions.col(quoted(piece.field))
+        column = self._column(piece)
         if isinstance(piece, Number):
             return self._marked_number(column, piece)
         if isinstance(piece, Flag):
@@ -73,10 +85,7 @@ class _Builder:
             return [mark.when(column, _bytes(piece.true)).otherwise(_bytes(piece.false))]
         if isinstance(piece, Sized):
             size = self._expressions.bytes_of(functions.octet_length(column))
-            return [
-                functions.coalesce(size, _bytes(piece.null)),
-                _or_nothing(column.cast("binary")),
-            ]
+            return [functions.coalesce(size, _bytes(piece.null))]
         return self._digits(column, piece)
 
     def _marked_number(self, column: Column, piece: Number) -> list[Column]:
@@ -153,6 +162,11 @@ def _bytes(value: bytes) -> Column:
     return functions.lit(value)
 
 
-def _or_nothing(payload: Column) -> Column:
+def _or_nothing(payload: Column, nothing: bytes | str = b"") -> Column:
     """Without this, a null would make the whole row null."""
-    return functions.coalesce(payload, _bytes(b""))
+    return functions.coalesce(payload, functions.lit(nothing))
+
+
+def _text(run: list[Column]) -> Column:
+    """Of these bytes; by `spark.sql.function.concatBinaryAsString` they are one already."""
+    return functions.concat(*run).cast("string")

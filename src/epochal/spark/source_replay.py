@@ -31,7 +31,6 @@ from epochal.spark.error_text import as_epochal
 from epochal.spark.plan_analysis import is_row_by_row_above_batch, is_stateless, leaves
 from epochal.spark.projection import project_unordered
 from epochal.spark.row_hash import fingerprint_of
-from epochal.storage.hadoop import file_exists
 from epochal.terms import EpochNumber, Fingerprint, SinkName
 
 if TYPE_CHECKING:
@@ -129,6 +128,8 @@ def _require_files(
     spark: SparkSession, checkpoint: Checkpoint, since: EpochNumber, last: EpochNumber
 ) -> None:
     """Spark skips files that are gone without an error."""
+    from epochal.storage.hadoop import file_exists  # noqa: PLC0415  needs py4j, as Spark does
+
     files = checkpoint.files(since, last)
     gone = [file for file in files if not file_exists(spark, file)]
     if gone:

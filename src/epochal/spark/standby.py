@@ -46,7 +46,7 @@ from epochal.spark.row_hash import with_row_hash
 from epochal.storage.leases import KeptLease, Lease
 from epochal.telemetry.exporters import watch_standby
 from epochal.telemetry.history import history_of
-from epochal.telemetry.probes import Activity, set_activity
+from epochal.telemetry.probes import Activity, show_activity
 from epochal.telemetry.standby import Presence, Role, members_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Standby:
         self._doing(Activity.WORKING if role is Role.WORKING else Activity.WAITING)
 
     def _doing(self, activity: Activity) -> None:
-        set_activity(self._pipeline, activity)
+        show_activity(self._pipeline, lambda: activity)
 
     def _turns(self) -> Generator[KeptLease]:
         """The lease, each time that it is this driver's turn."""
@@ -207,6 +207,7 @@ class Standby:
             if self._is_paused():
                 return False
             raise
+        self._doing(Activity.WORKING)  # not the run's own: its end is not that of the standby
         self.query = run.query
         try:
             self._follow(run, kept)
@@ -332,12 +333,17 @@ def warm_up(spark: SparkSession, sinks: Sequence[Sink], columns: StructType) -> 
 
 
 def _run_query(spark: SparkSession) -> None:
-    """One micro-batch of nothing."""
+    """
+    One micro-batch of nothing. In a session of its own: a checkpoint location that is set for all
+    queries would keep it, and the next warm-up would read the rows of all the time since.
+    """
 
     def touch(batch: DataFrame, _: int) -> None:
         batch.collect()
 
-    rows = spark.readStream.format("rate").option("rowsPerSecond", 1).load()
+    session = spark.newSession()
+    session.conf.unset("spark.sql.streaming.checkpointLocation")
+    rows = session.readStream.format("rate").option("rowsPerSecond", 1).load()
     writer = rows.writeStream.foreachBatch(touch).trigger(once=True)
     writer.queryName("epochal warm-up").start().awaitTermination()
 

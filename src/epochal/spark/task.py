@@ -53,8 +53,10 @@ class PrepareTask:
     limits: Limits
     is_narrow: bool = False
     """No stage of this job reads a shuffle, so that none runs again with attempts from zero."""
-    is_hashed: bool
+    is_hashed: bool = False
     """The last column that arrives is each row's hash, and is not the sink's."""
+    hashes_here: bool = False
+    """No such column arrives, and the rows are hashed as they pass."""
     is_packed: bool = False
     """Rows arrive as bytes, in one column."""
 
@@ -136,7 +138,7 @@ class _Arriving:
     """The batches of one task under the sink's schema; sums up rows and hashes as they pass."""
 
     def __init__(self, job: PrepareTask, batches: Iterable[pa.RecordBatch]) -> None:
-        self._is_hashed = job.is_hashed
+        self._job = job
         self._schema = PACKED if job.is_packed else job.schema
         self._batches = batches
         self._rows = 0
@@ -145,21 +147,30 @@ class _Arriving:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
             columns = batch.columns
-            if self._is_hashed:
+            if self._job.is_hashed:
                 self._hash_sum += _sum_of(columns.pop())
             if batch.num_rows:
                 self._rows += batch.num_rows
-                yield as_declared(columns, self._schema)
+                rows = as_declared(columns, self._schema)
+                if self._job.hashes_here:
+                    self._hash_sum += _sum_of_rows(rows)
+                yield rows
 
     @property
     def fingerprint(self) -> Fingerprint:
-        total = self._hash_sum % FINGERPRINT_MODULUS if self._is_hashed else None
-        return Fingerprint(self._rows, total)
+        is_summed = self._job.is_hashed or self._job.hashes_here
+        return Fingerprint(self._rows, self._hash_sum % FINGERPRINT_MODULUS if is_summed else None)
 
 
 def _sum_of(hashes: pa.Array) -> int:
     """The sum of 64-bit hashes, modulo 2^64. None of them is null."""
     return int(arrow_values.numbers(hashes).view(np.uint64).sum(dtype=np.uint64))
+
+
+def _sum_of_rows(rows: pa.RecordBatch) -> int:
+    from epochal.row_hash import row_hashes  # noqa: PLC0415  Spark hashes what a worker gets
+
+    return int(row_hashes(rows).sum(dtype=np.uint64))
 
 
 def _text_batch(text: str) -> pa.RecordBatch:

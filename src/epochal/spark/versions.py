@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, not_installed
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 OLDEST = (3, 5)
 NEWEST = (4, 3)
+JAVA_OLDEST = 17
+"""Of PySpark 4; 3.5 runs on older ones."""
 UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 """From Spark 4.1 on: without it rows cross to Python by TCP, which waits for acknowledgements."""
 
@@ -27,6 +29,12 @@ _CONNECT_ADVICE = (
     "mode some sinks are given rows as bytes, few rows are written by the driver, and Spark's own "
     "writer writes files",
 )
+_ADVICE_OF_3_5 = (
+    "Spark 4.0 or newer: there the driver writes few rows itself, and Spark's own writer writes "
+    "files; on 3.5 tasks in Python write both",
+)
+_REMOTE = "SPARK_REMOTE"
+"""By this variable PySpark makes every session one of Spark Connect."""
 _asked: WeakSet[SparkContext] = WeakSet()
 """The applications whose workers were asked what they run."""
 
@@ -45,17 +53,45 @@ def require_supported(release: str | None = None) -> None:
     )
 
 
-def require_java() -> None:
+def require_startable() -> None:
+    """Refuse an environment in which Spark would not start, or would not be known here."""
+    require_supported()
+    if _REMOTE in os.environ:
+        raise Misconfigured(
+            f"{_REMOTE} is set, and this starts a Spark of its own, in classic mode",
+            f"unset {_REMOTE}; a pipeline on Spark Connect is started in Python: pipeline.start(…)",
+        )
+    _require_java()
+
+
+def _require_java() -> None:
     """Refuse a machine on which Spark would end with "Java gateway process exited"."""
     home = os.environ.get("JAVA_HOME")
     way_out = (
         "install a Java, 17 or newer (Debian: `apt-get install default-jre-headless`, macOS: "
         "`brew install openjdk@17`), and set JAVA_HOME to its folder if `java` is not on the PATH"
     )
-    if home and not shutil.which("java", path=str(Path(home, "bin"))):
+    java = shutil.which("java", path=str(Path(home, "bin")) if home else None)
+    if java is None and home:
         raise Misconfigured(f"JAVA_HOME is {home}, and there is no bin/java in it", way_out)
-    if not home and shutil.which("java") is None:
+    if java is None:
         raise Misconfigured("no Java was found, and Spark runs on one", way_out)
+    major = _java_major(Path(java))
+    if major is not None and major < JAVA_OLDEST and not _installed().startswith("3."):
+        raise Misconfigured(
+            f"{java} is Java {major}, and PySpark {_installed()} needs {JAVA_OLDEST} or newer",
+            way_out,
+        )
+
+
+def _java_major(java: Path) -> int | None:
+    """Of the file beside it that names its release; a JVM takes too long to be asked."""
+    try:
+        text = java.resolve().parents[1].joinpath("release").read_text()
+    except OSError:
+        return None
+    found = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', text, re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -148,8 +184,10 @@ def faster_settings(spark: SparkSession) -> tuple[str, ...]:
     """What would make epochs faster, and is not set in this session."""
     if is_connect(spark):
         return _CONNECT_ADVICE
+    if spark.version.startswith("3."):
+        return _ADVICE_OF_3_5
     is_set = spark.sparkContext.getConf().get(UNIX_SOCKETS, "false").lower() == "true"
-    if is_set or spark.version.startswith(("3.", "4.0.")):
+    if is_set or spark.version.startswith("4.0."):
         return ()
     return (f"{UNIX_SOCKETS}=true, when Spark is started, takes a third off a small epoch",)
 
@@ -158,9 +196,7 @@ def _installed() -> str:
     try:
         import pyspark  # noqa: PLC0415  this package is importable without it
     except ImportError:
-        raise Misconfigured(
-            "PySpark is not installed", 'pip install "epochal[spark]" in the driver\'s environment'
-        ) from None
+        raise not_installed("a pipeline on Spark", "pyspark", "spark") from None
     return pyspark.__version__
 
 

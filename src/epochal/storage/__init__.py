@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epochal.errors import Misconfigured
-from epochal.storage.store import UNFINISHED, Entry, FileStore, Output, ServedStore, Store
+from epochal.storage.store import (
+    UNFINISHED,
+    Entry,
+    FileStore,
+    Output,
+    ScannedStore,
+    ServedStore,
+    Store,
+)
 from epochal.storage.urls import (
     OBJECT_SCHEMES,
     THROUGH_HADOOP,
@@ -30,6 +38,7 @@ __all__ = [
     "Entry",
     "FileStore",
     "Output",
+    "ScannedStore",
     "ServedStore",
     "Store",
     "open_file_store",

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -179,6 +179,20 @@ class EtcdStore:
     def names(self, folder: str = "", after: str = "") -> Sequence[str]:
         found = self._children(folder, after)
         return [name for name, one in found if one is not None]
+
+    def read_after(self, folder: str, after: str, most: int) -> Mapping[str, bytes]:
+        found: dict[str, bytes] = {}
+        for name, one in self._children(folder, after, with_values=True):
+            content = None if one is None else self._whole(f"{folder}/{name}", one)
+            if content is not None:
+                found[name] = content
+            if len(found) == most:
+                break
+        return found
+
+    def _whole(self, key: str, found: KeyValue) -> bytes | None:
+        content = _Head.decode(self.location, found).content
+        return self.read(key) if content is None else content
 
     def folders(self, folder: str = "") -> Sequence[str]:
         return [name for name, found in self._children(folder) if found is None]

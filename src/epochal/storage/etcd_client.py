@@ -30,7 +30,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from epochal.errors import CorruptRecord, EpochalError, Misconfigured, OutcomeUnknown, TryAgain
+from epochal.errors import (
+    CorruptRecord,
+    EpochalError,
+    Misconfigured,
+    OutcomeUnknown,
+    TryAgain,
+    not_installed,
+)
 from epochal.storage.urls import first_line
 
 # Its handlers of fork() may abort a child before it runs another program, such as Spark's JVM.
@@ -38,9 +45,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 try:
     import grpc
 except ImportError as error:
-    raise Misconfigured(
-        f"etcd needs a package that is not installed: {error.name}", "pip install 'epochal[etcd]'"
-    ) from error
+    raise not_installed("etcd", error.name, "etcd") from error
 
 T = TypeVar("T")
 

@@ -226,12 +226,15 @@ class LocalStore:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in _NO_HARD_LINKS:
+            if error.errno in _NO_HARD_LINKS:
+                raise Misconfigured(
+                    f"the file system of {self.location} has no hard links: {error.strerror}",
+                    hint="use another disk, or a database: sqlite:///path",
+                ) from error
+            if error.errno in _ERRORS or isinstance(error, FileNotFoundError):
                 raise
-            raise Misconfigured(
-                f"the file system of {self.location} has no hard links: {error.strerror}",
-                hint="use another disk, or a database: sqlite:///path",
-            ) from error
+            # Of a network's file system: its server may have made the link, or may yet do so.
+            raise OutcomeUnknown(f"{path} may be written, or not: {error.strerror}") from error
         return True
 
     def _sync_name(self, path: Path) -> None:

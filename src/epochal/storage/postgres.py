@@ -27,6 +27,7 @@ from epochal.errors import (
     Misconfigured,
     OutcomeUnknown,
     TryAgain,
+    not_installed,
     require_known_format,
 )
 from epochal.storage.store import Entry, checked, gone
@@ -35,11 +36,9 @@ try:
     import psycopg
     from psycopg import sql
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    from psycopg.errors import Diagnostic
 except ImportError as error:
-    raise Misconfigured(
-        f"a store in PostgreSQL needs a package that is not installed: {error.name}",
-        "pip install 'epochal[postgres]'",
-    ) from error
+    raise not_installed("a store in PostgreSQL", error.name, "postgres") from error
 
 T = TypeVar("T")
 
@@ -100,6 +99,8 @@ _ERRORS: Mapping[str | None, tuple[type[EpochalError], str]] = {
     "55": _LATER,  # locked, or not in the state that is needed
 }
 """What a class of SQLSTATEs means for the caller; every other one is for a person."""
+_SYNC_REPLICATION = "syncrep.c"
+"""The part of the server that a warning is of."""
 _REPLY_LOST = frozenset({None, "08", "57"})
 _RIGHTS = (
     "the role needs CREATE on the database at the first start, then SELECT, INSERT, UPDATE and "
@@ -175,6 +176,13 @@ class PostgresStore:
         query = f"SELECT rest {_IN_FOLDER} WHERE strpos(rest, '/') = 0 ORDER BY key"
         return [name for (name,) in self._select(query, *self._in(folder, after))]
 
+    def read_after(self, folder: str, after: str, most: int) -> Mapping[str, bytes]:
+        query = (
+            f"SELECT rest, content {_IN_FOLDER} WHERE strpos(rest, '/') = 0 ORDER BY key LIMIT %s"
+        )
+        rows = self._select(query, *self._in(folder, after), most)
+        return {name: bytes(content) for name, content in rows}
+
     def folders(self, folder: str = "") -> Sequence[str]:
         query = (
             f"SELECT DISTINCT substr(rest, 1, strpos(rest, '/') - 1) {_IN_FOLDER}"
@@ -228,7 +236,36 @@ class PostgresStore:
                 connection.execute(self._sql(_CREATE))
             return insert(connection)
 
-        return self._ask(create_and_insert, "write to", is_put=True)
+        def put(connection: psycopg.Connection[Any]) -> int:
+            with self._replicated(connection, key):
+                count = create_and_insert(connection)
+                if not count:
+                    _commit_something(connection)
+                return count
+
+        return self._ask(put, "write to", is_put=True)
+
+    @contextmanager
+    def _replicated(self, connection: psycopg.Connection[Any], key: str) -> Iterator[None]:
+        """
+        Where standbys are synchronous, a commit waits for them. Somebody may cancel that wait: the
+        server then reports success, with a warning, and what was put is lost if a standby takes
+        over. A key that is there already may be such a one, so a put that finds it waits, too.
+        """
+        warnings: list[str] = []
+
+        def note(found: Diagnostic) -> None:
+            # It has no code of its own, and its text goes by the server's language.
+            if found.source_file == _SYNC_REPLICATION:
+                warnings.append(found.message_primary or "")
+
+        connection.add_notice_handler(note)
+        try:
+            yield
+        finally:
+            connection.remove_notice_handler(note)
+        if warnings:
+            raise OutcomeUnknown(f"{key} of {self.location} may be lost: {warnings[0]}")
 
     def _select(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         def ask(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
@@ -429,15 +466,34 @@ class PostgresLease:
         return connection
 
 
+_LIBPQ_NAMES_HOST = re.compile(
+    r'(?:connection failed: )?connection to server at "[^"]*"(?: \([^)]*\))?, port \d+ failed: '
+    r"(?:FATAL: )?"
+)
+_LIBPQ_ASKS = " Is the server running on that host and accepting TCP/IP connections?"
+
+
+def connection_trouble(error: Exception) -> str:
+    """Why libpq can't connect, on one line, and without the host where it names only one."""
+    text = " ".join(str(error).split()).replace(_LIBPQ_ASKS, "")
+    return _LIBPQ_NAMES_HOST.sub("", text) if len(_LIBPQ_NAMES_HOST.findall(text)) == 1 else text
+
+
 def unreachable(error: psycopg.Error, location: str, parameters: Mapping[str, str]) -> EpochalError:
     """What a connection that can't be opened means for the caller, without its password."""
-    reason = " ".join(str(error).split())
+    reason = connection_trouble(error)
     password = parameters.get("password")
     reason = reason.replace(password, "…") if password else reason
     fact = f"cannot reach {location}: {reason}"
     if any(sign in reason for sign in _UNREACHABLE_FOR_A_PERSON):
         return Misconfigured(fact, "check user, password and database of the store's URL")
-    return TryAgain(fact)
+    return TryAgain(fact, "check host and port of the store's URL, and that the server is up")
+
+
+def _commit_something(connection: psycopg.Connection[Any]) -> None:
+    """A commit, which waits for all before it; none where the server does not let us write so."""
+    with suppress(psycopg.errors.UndefinedFunction, psycopg.errors.InsufficientPrivilege):
+        connection.execute("SELECT pg_logical_emit_message(true, 'epochal', '')")
 
 
 def _is_alive(connection: psycopg.Connection[Any], *, is_idle: bool) -> bool:

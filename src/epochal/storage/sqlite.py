@@ -54,6 +54,7 @@ _ERRORS: Mapping[int, tuple[type[EpochalError], str]] = {
     sqlite3.SQLITE_CORRUPT: (CorruptRecord, "restore the file from a backup"),
 }
 """What an error means for the caller; every other one is for a person."""
+_NOT_COMMITTED = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
 _MISCONFIGURED_HINT = (
     "the file must be a SQLite database of its own, in a folder that this process can write to"
 )
@@ -177,7 +178,7 @@ class SqliteStore:
         except (sqlite3.Error, OSError) as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             kind, hint = _ERRORS.get(code, (Misconfigured, _MISCONFIGURED_HINT))
-            if is_commit and code == sqlite3.SQLITE_IOERR:
+            if is_commit and code not in _NOT_COMMITTED:
                 kind = OutcomeUnknown  # the journal may be gone, or not
             raise kind(f"cannot {verb} {self.location}: {error}", hint) from error
 

@@ -30,7 +30,7 @@ nonce into the content and reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol, runtime_checkable
 
@@ -114,6 +114,14 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close connections. Content stays."""
+
+
+@runtime_checkable
+class ScannedStore(Protocol):
+    """A store that reads several keys in one request."""
+
+    def read_after(self, folder: str, after: str, most: int) -> Mapping[str, bytes]:
+        """The first keys that `names` would list, at most so many, with their contents."""
 
 
 @runtime_checkable

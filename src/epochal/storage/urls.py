@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from urllib.parse import unquote, urlsplit
 
 from epochal.errors import Misconfigured
 
@@ -39,10 +40,50 @@ def login_of(url: str) -> str:
     return login + mark
 
 
+def require_path(text: str, what: str) -> None:
+    """Refuse `dbfs:/orders` where a path is expected: it would be a folder named `dbfs:` here."""
+    scheme, mark, _ = text.partition(":/")
+    if mark and _URL.fullmatch(f"{scheme}:"):
+        raise Misconfigured(
+            f"{what}: {without_secrets(text)} has a scheme and names no host or bucket",
+            f"{scheme}://bucket/folder; a folder of this machine is file:///folder, and what is "
+            "mounted here has a path (/dbfs/…, /Volumes/…)",
+        )
+
+
+def require_expanded(path: str) -> None:
+    """Refuse what only shells replace: a folder of that very name would be made."""
+    if path.startswith(("~", "$")):
+        meant = os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111  shown, not opened
+        variable = path.replace("~", "${HOME}", 1) if path[0] == "~" else "${NAME}/…"
+        raise Misconfigured(
+            f"{path} begins with {path[0]}, which only shells replace",
+            f"write {meant}; in a pipeline's file {variable} is replaced",
+        )
+
+
+def absolute_path(path: str) -> str:
+    """A plain path as it is sent to other machines: they have a working directory of their own."""
+    require_expanded(path)
+    return os.path.abspath(path)  # noqa: PTH100  a text, like all URLs here
+
+
+def path_in_file_url(url: str) -> str:
+    """The path in a URL of a file, percent-decoded."""
+    parts = urlsplit(url)
+    if parts.query or parts.fragment or not parts.path.startswith("/"):
+        raise Misconfigured(
+            f"{url} is no URL of a folder: its path must begin with / and have no ? and no #",
+            "give the path itself, without file:; or file:///folder, with %23 for # and %3F for ?",
+        )
+    return unquote(parts.path)
+
+
 def local_path(url: str) -> str:
     """The path in a plain path, `file:` or `sqlite:` URL. Nothing in it is percent-decoded."""
     found = _URL.fullmatch(url)
     if found is None:
+        require_expanded(url)
         return url
     if found["host"] not in {None, "", "localhost"}:
         raise Misconfigured(

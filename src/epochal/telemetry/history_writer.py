@@ -17,6 +17,7 @@ from operator import attrgetter
 
 from epochal.coordinator import EpochFigures, Retry, Tracker, Trouble
 from epochal.coordinator.journal import EpochLog
+from epochal.errors import EpochalError
 from epochal.protocol.state import State
 from epochal.storage import Store
 from epochal.telemetry.history import (
@@ -139,8 +140,11 @@ class Recorder:
 
     def _write(self, *, is_last: bool) -> None:
         try:
-            self._flush()
-            self._put_live(is_last=is_last)
+            try:
+                self._flush()
+            finally:
+                # What keeps lines from being written must not make a driver look dead.
+                self._put_live(is_last=is_last)
             self._is_failing = False
         except Exception as error:  # noqa: BLE001  a history must not stop the pipeline
             level = logging.DEBUG if self._is_failing else logging.WARNING
@@ -182,8 +186,12 @@ class Recorder:
     def _forget_old(self) -> None:
         segments = History(store=self._store).segments()
         self._tracker.keeps("history", len(segments), limit=self._segments_kept)
-        if len(segments) >= self._segments_kept:
+        if len(segments) < self._segments_kept:
+            return
+        try:
             self._store.delete(segments[: len(segments) - self._segments_kept + 1])
+        except (EpochalError, OSError) as error:
+            logger.warning("old parts of the history can't be deleted: %s", error)
 
     def _put_live(self, *, is_last: bool) -> None:
         state = self._state

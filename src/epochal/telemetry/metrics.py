@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
+from typing import TypeAlias
 
 from epochal.contract import Room
 from epochal.coordinator import EpochFigures, InDoubtFigures, Retry, Tracker, Trouble
@@ -37,6 +39,34 @@ _ROOM: Mapping[str, Mapping[str, Callable[[Room], int]]] = {
 """What is measured of the room for prepared rows, by the kind of sink."""
 
 
+Labels: TypeAlias = tuple[str, ...]
+Read: TypeAlias = Callable[[], float]
+
+_guard = threading.Lock()
+_readers: dict[tuple[Meters, str, Labels], list[Read]] = {}
+"""
+By gauge, the drivers of this process that it may be read from; it is read from the newest. A load
+may run beside the query of its pipeline, under the same labels.
+"""
+
+
+def _watch(meters: Meters, name: str, labels: Labels, read: Read) -> None:
+    with _guard:
+        _readers.setdefault((meters, name, labels), []).append(read)
+        meters.watch(name, labels, read)
+
+
+def _unwatch(meters: Meters, name: str, labels: Labels, read: Read) -> None:
+    with _guard:
+        readers = _readers[meters, name, labels]
+        readers.remove(read)
+        if readers:
+            meters.watch(name, labels, readers[-1])
+        else:
+            del _readers[meters, name, labels]
+            meters.unwatch(name, labels)
+
+
 class MetricsListener:
     """Sends the measurements of one driver to any number of meters."""
 
@@ -52,7 +82,7 @@ class MetricsListener:
         self._now = now
         self._pipeline = ""
         self._state: State | None = None
-        self._watched: list[tuple[str, tuple[str, ...]]] = []
+        self._watched: list[tuple[str, Labels, Read]] = []
 
     def claimed(self, state: State) -> None:
         self._unwatch()
@@ -128,16 +158,16 @@ class MetricsListener:
         for meters in self._meters:
             meters.observe("epochal_phase_seconds", (self._pipeline, *labels), seconds)
 
-    def _watch(self, name: str, labels: tuple[str, ...], read: Callable[[], float]) -> None:
+    def _watch(self, name: str, labels: Labels, read: Read) -> None:
         whole = (self._pipeline, *labels)
-        self._watched.append((name, whole))
+        self._watched.append((name, whole, read))
         for meters in self._meters:
-            meters.watch(name, whole, read)
+            _watch(meters, name, whole, read)
 
     def _unwatch(self) -> None:
-        for name, labels in self._watched:
+        for name, labels, read in self._watched:
             for meters in self._meters:
-                meters.unwatch(name, labels)
+                _unwatch(meters, name, labels, read)
         self._watched = []
 
     # Values of gauges

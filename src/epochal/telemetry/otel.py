@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from epochal.coordinator import EpochFigures, Retry, Stopped, Trouble
-from epochal.errors import Misconfigured
+from epochal.errors import not_installed
 from epochal.protocol.machine import Phase
 from epochal.protocol.state import State
 from epochal.telemetry.instruments import INSTRUMENTS, PHASE_BUCKETS_S, Kind
@@ -17,10 +17,7 @@ try:
     from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
     from opentelemetry.trace import Status, StatusCode, Tracer
 except ImportError as error:
-    raise Misconfigured(
-        f"OpenTelemetry needs a package that is not installed: {error.name}",
-        'pip install "epochal[otel]"',
-    ) from error
+    raise not_installed("OpenTelemetry", error.name, "otel") from error
 
 _NANO = 1_000_000_000
 _UNNAMED = "unknown_service"
@@ -160,10 +157,7 @@ class Push:
             from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
             from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
         except ImportError as error:
-            raise Misconfigured(
-                f"pushing by OTLP needs a package that is not installed: {error.name}",
-                'pip install "epochal[otel]"',
-            ) from error
+            raise not_installed("pushing by OTLP", error.name, "otel") from error
         base = None if endpoint is None else endpoint.rstrip("/")
         metrics = OTLPMetricExporter(endpoint=None if base is None else f"{base}/v1/metrics")
         spans = OTLPSpanExporter(endpoint=None if base is None else f"{base}/v1/traces")

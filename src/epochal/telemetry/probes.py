@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from enum import Enum
 
 
@@ -19,10 +20,11 @@ class Activity(Enum):
 
 _READY = frozenset({Activity.WAITING, Activity.WORKING})
 _guard = threading.Lock()
-_activities: dict[str, Activity] = {}
+_activities: dict[str, Callable[[], Activity]] = {}
 
 
-def set_activity(pipeline: str, activity: Activity) -> None:
+def show_activity(pipeline: str, activity: Callable[[], Activity]) -> None:
+    """Ask this function from now on what a pipeline is doing."""
     with _guard:
         _activities[pipeline] = activity
 
@@ -30,7 +32,8 @@ def set_activity(pipeline: str, activity: Activity) -> None:
 def activities() -> dict[str, Activity]:
     """Of every pipeline that this process has started."""
     with _guard:
-        return dict(_activities)
+        asked = dict(_activities)
+    return {pipeline: activity() for pipeline, activity in asked.items()}
 
 
 def is_live() -> bool:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from epochal.errors import Misconfigured
+from epochal.errors import Misconfigured, not_installed
 from epochal.telemetry.instruments import INSTRUMENTS, PHASE_BUCKETS_S, Kind
 from epochal.telemetry.probes import activities, is_live, is_ready
 
@@ -21,10 +21,7 @@ try:
         start_http_server,
     )
 except ImportError as error:
-    raise Misconfigured(
-        f"metrics for Prometheus need a package that is not installed: {error.name}",
-        'pip install "epochal[metrics]"',
-    ) from error
+    raise not_installed("metrics for Prometheus", error.name, "metrics") from error
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication

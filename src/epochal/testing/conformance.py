@@ -476,6 +476,7 @@ class SinkConformance:
         _require(trial, "refuse rows", given=trial.target.refused is not None)
         refused = [row for row in [trial.target.refused] if row is not None]
         committer = trial.committer()
+        committer.check(trial.target.schema)
         receipts: list[Receipt] = []
 
         def up_to_the_decision() -> None:
