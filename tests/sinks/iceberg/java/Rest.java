@@ -17,6 +17,8 @@ public class Rest {
     properties.put("uri", "jdbc:sqlite:" + words[1] + "/rest.db");
     properties.put("warehouse", "file://" + words[1] + "/warehouse");
     properties.put("jdbc.schema-version", "V1");
+    // One connection: of two, a reader may keep SQLite's only writer out until the request fails.
+    properties.put("clients", "1");
     Catalog catalog =
         CatalogUtil.buildIcebergCatalog(
             "rest", properties, new org.apache.hadoop.conf.Configuration());
