@@ -49,9 +49,21 @@ def jdk_java() -> str:
 def _install(name: str, package: str) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise NoProgram(f"`{name}` is not on the path: install it (Debian's package: {package})")
-    with locked(Path(tempfile.gettempdir()) / "epochal-apt.lock"):  # apt in one process only
-        for words in (["update", "-q"], ["install", "-q", "-y", *_LEAN, package]):
-            _run(["apt-get", *words])
+    _update()
+    _apt("install", "-q", "-y", *_LEAN, package)
+
+
+@cache
+def _update() -> None:
+    """Fetch the lists of packages, if root runs the tests: a new machine has none, or old ones."""
+    if os.geteuid() == 0:
+        _apt("update", "-q")
+
+
+def _apt(*words: str) -> None:
+    """apt-get on the machine itself, in one process of the tests; others are waited for."""
+    with locked(Path(tempfile.gettempdir()) / "epochal-apt.lock"):
+        _run(["apt-get", "-o", f"DPkg::Lock::Timeout={_FETCH_MAX_S}", *words])
 
 
 @contextmanager
@@ -82,6 +94,7 @@ def unpack_alone(package: str, root: Path) -> None:
     """A package of this machine's own release, which has what it needs."""
     if shutil.which("apt-get") is None:
         raise NoProgram(f"apt-get is needed: {package} comes from Debian")
+    _update()
     with tempfile.TemporaryDirectory(prefix="epochal-apt-") as folder:
         _run(["apt-get", "download", package], Path(folder))
         (archive,) = Path(folder).glob("*.deb")
@@ -147,6 +160,7 @@ def _private_apt(folder: Path, suite: str, kind: str = "deb") -> list[str]:
 
 def _source(suite: str, kind: str) -> str:
     """A source entry for another suite, from where this machine has its own release from."""
+    _update()
     release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     wanted = ("Created-By: Packages", f"Release: {release}", "Component: main")
     listed = _run(["apt-get", "indextargets", "--format", "$(REPO_URI)", *wanted]).split()
