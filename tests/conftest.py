@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from servers.jvm import make_archive, speed_up_spark
@@ -56,6 +59,22 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         make_archive()
     speed_up_spark()
+    if sys.version_info < (3, 11, 8):
+        ast.parse = partial(_parse_alone, ast.parse)
+
+
+def _parse_alone(parse: Any, *words: Any, **settings: Any) -> Any:
+    """
+    Parse while no other thread does, as tracebacks that are formatted do, too: where the garbage
+    collector lets one in, these releases of Python raise a SystemError (gh-106905).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return parse(*words, **settings)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
