@@ -74,7 +74,8 @@ from epochal.kafka.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from epochal.kafka.messages.list_transactions import ListTransactionsRequest
 from epochal.kafka.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 
-NOW_MS = 1_700_000_000_000
+NOW_MS = int(time.time() * 1000)
+"""Not a fixed time: records older than a week are deleted by any broker, sooner or later."""
 
 
 class Transcript:

@@ -97,12 +97,13 @@ class Bystander:
 
     def judge(self, attack: Callable[[], object], seconds: float = ATTACK_S) -> None:
         found = self.p99_s(attack, seconds)
-        if found >= self._allowed_s():
+        if found >= self.allowed_s:
             # Was it the attack, or the machine? It may be busier now than it was before.
             self._quiet_s = max(self._quiet_s, self.p99_s(lambda: None, seconds))
-        assert found < self._allowed_s(), f"p99 {found:.3f} s, undisturbed {self._quiet_s:.4f} s"
+        assert found < self.allowed_s, f"p99 {found:.3f} s, undisturbed {self._quiet_s:.4f} s"
 
-    def _allowed_s(self) -> float:
+    @property
+    def allowed_s(self) -> float:
         return self._quiet_s * FACTOR + SLACK_S
 
 
@@ -430,11 +431,10 @@ def test_every_limit_has_a_value_a_counter_and_a_line_in_the_docs(server: Attack
 
 def test_the_judge_sees_a_broker_that_stands_still(server: Attacked, bystander: Bystander) -> None:
     def attack() -> None:
-        for _ in itertools.repeat(None, 3):
+        for _ in itertools.repeat(None, 5):
             server.pause()
-            time.sleep(1.5)
+            time.sleep(2 * bystander.allowed_s)
             server.resume()
-            time.sleep(0.05)
 
     with pytest.raises(AssertionError, match="p99"):
         bystander.judge(attack)

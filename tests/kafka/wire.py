@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -86,8 +87,9 @@ def produce_request(
             is_transactional=True,
         )
     rows = Columns(value=pa.array(values, pa.binary()))
+    now_ms = int(time.time() * 1000)  # older than a week, a broker deletes them sooner or later
     parts = batches.encode(
-        rows, default_timestamp_ms=1_700_000_000_000, compression=compression, producer=producer
+        rows, default_timestamp_ms=now_ms, compression=compression, producer=producer
     )
     data = PartitionProduceData(index=partition, records=b"".join(parts))
     return ProduceRequest(

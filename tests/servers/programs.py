@@ -60,10 +60,13 @@ def _update() -> None:
         _apt("update", "-q")
 
 
-def _apt(*words: str) -> None:
-    """apt-get on the machine itself, in one process of the tests; others are waited for."""
+def _apt(*words: str, folder: Path | None = None) -> None:
+    """
+    Run apt-get in one process of the tests at a time, and wait for those of others. An update in
+    a folder of its own, too: in images for containers it removes what others are fetching.
+    """
     with locked(Path(tempfile.gettempdir()) / "epochal-apt.lock"):
-        _run(["apt-get", "-o", f"DPkg::Lock::Timeout={_FETCH_MAX_S}", *words])
+        _run(["apt-get", "-o", f"DPkg::Lock::Timeout={_FETCH_MAX_S}", *words], folder)
 
 
 @contextmanager
@@ -96,7 +99,7 @@ def unpack_alone(package: str, root: Path) -> None:
         raise NoProgram(f"apt-get is needed: {package} comes from Debian")
     _update()
     with tempfile.TemporaryDirectory(prefix="epochal-apt-") as folder:
-        _run(["apt-get", "download", package], Path(folder))
+        _apt("download", package, folder=Path(folder))
         (archive,) = Path(folder).glob("*.deb")
         _run(["dpkg", "-x", str(archive), str(root)])
 
@@ -106,9 +109,9 @@ def unpack(package: str, suite: str, root: Path) -> None:
     if shutil.which("apt-get") is None:
         raise NoProgram(f"apt-get is needed: {package} comes from Debian's suite {suite}")
     with tempfile.TemporaryDirectory(prefix="epochal-apt-") as folder:
-        apt = _private_apt(Path(folder), suite)
-        _run([*apt, "update", "-q"])
-        _run([*apt, "install", "-q", "-y", *_LEAN, "--download-only", *package.split()])
+        private = _private_apt(Path(folder), suite)
+        _apt(*private, "update", "-q")
+        _apt(*private, "install", "-q", "-y", *_LEAN, "--download-only", *package.split())
         for archive in sorted(Path(folder).glob("archives/*.deb")):
             _run(["dpkg", "-x", str(archive), str(root)])
 
@@ -118,9 +121,9 @@ def unpack_source(package: str, suite: str, root: Path) -> None:
     if shutil.which("apt-get") is None:
         raise NoProgram(f"apt-get is needed: the source of {package} comes from Debian")
     with tempfile.TemporaryDirectory(prefix="epochal-apt-") as folder:
-        apt = _private_apt(Path(folder), suite, "deb-src")
-        _run([*apt, "update", "-q"])
-        _run([*apt, "source", "-q", "--download-only", package], Path(folder))
+        private = _private_apt(Path(folder), suite, "deb-src")
+        _apt(*private, "update", "-q")
+        _apt(*private, "source", "-q", "--download-only", package, folder=Path(folder))
         (archive,) = Path(folder).glob("*.orig.tar.*")
         _run(["tar", "-xf", str(archive), "-C", str(root), "--strip-components=1"])
 
@@ -136,8 +139,8 @@ def unpacked_command(root: Path, path: str) -> list[str]:
 
 def _private_apt(folder: Path, suite: str, kind: str = "deb") -> list[str]:
     """
-    apt-get in a folder of its own, for which nothing is installed: it reads the machine's
-    configuration and touches none of its state.
+    Settings of an apt-get in a folder of its own, for which nothing is installed: it reads the
+    machine's configuration and touches none of its state.
     """
     for name in ("lists/partial", "archives/partial"):
         (folder / name).mkdir(parents=True)
@@ -155,7 +158,7 @@ def _private_apt(folder: Path, suite: str, kind: str = "deb") -> list[str]:
         "APT::Sandbox::User": "root",
         "Acquire::Languages": "none",
     }
-    return ["apt-get", *(word for key, to in settings.items() for word in ("-o", f"{key}={to}"))]
+    return [word for key, to in settings.items() for word in ("-o", f"{key}={to}")]
 
 
 def _source(suite: str, kind: str) -> str:
