@@ -63,9 +63,11 @@ def test_nothing_is_pushed_by_default(monkeypatch):
 def test_sigint_stops_a_run_unless_the_caller_ignores_it(before, is_stopped):
     own = signal.signal(signal.SIGINT, before)
     try:
-        with run._stop_on_signals() as stop_requested:
+        signals = run._StopSignals()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as a SparkContext does
+        with signals:
             signal.raise_signal(signal.SIGINT)
-        assert stop_requested.is_set() is is_stopped
+        assert signals.requested.is_set() is is_stopped
         assert signal.getsignal(signal.SIGINT) is before
     finally:
         signal.signal(signal.SIGINT, own)
@@ -157,6 +159,41 @@ def test_a_signal_to_the_whole_process_group_stops_a_run_without_stack_traces(tm
     assert "Traceback" not in stderr
     assert "\tat " not in stderr, stderr
     assert "Exception" not in stderr
+
+
+def test_ctrl_c_while_it_starts_ends_a_run_without_stack_traces(tmp_path):
+    (tmp_path / "orders.yaml").write_text(SLOW)
+    # As a slow source or target would keep it: PySpark's own handler is in place by then.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import epochal.config.pipeline as pipeline, pathlib\n"
+        "plain = pipeline.stream_of\n"
+        "def slow(file, spark):\n"
+        "    pathlib.Path('starting').touch()\n"
+        "    spark._jvm.java.lang.Thread.sleep(3000)\n"
+        "    return plain(file, spark)\n"
+        "pipeline.stream_of = slow\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-m", "epochal.cli", "run", "orders.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 300
+        while not (tmp_path / "starting").exists():
+            assert time.monotonic() < deadline
+            assert run.poll() is None
+            time.sleep(0.05)
+        os.killpg(run.pid, signal.SIGINT)
+        _, stderr = run.communicate(timeout=300)
+    finally:
+        run.kill()
+    assert run.returncode == 0, stderr
+    assert "Traceback" not in stderr, stderr
+    assert not (tmp_path / "chk" / "offsets").exists()
 
 
 def test_a_standby_says_when_it_waits_and_works_and_a_signal_ends_it_cleanly(tmp_path):

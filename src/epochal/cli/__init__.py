@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -124,6 +126,8 @@ def main() -> None:
     # Like Ctrl-C, it unwinds the stack, so that servers and Spark are stopped. SIGINT is left to
     # Python: one that the caller ignores, as shells do for background jobs, stays ignored.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    for name in (None, "py4j.clientserver", "py4j.java_gateway"):
+        logging.getLogger(name).addFilter(_is_for_a_person)
     try:
         verb = next((one for one in sys.argv[1:] if not one.startswith("-")), None)
         application([verb] if verb in VERBS else tuple(VERBS))()
@@ -135,6 +139,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         sys.exit(_INTERRUPTED)
+
+
+def _is_for_a_person(record: logging.LogRecord) -> bool:
+    """Not the stack traces that PySpark logs where a signal ends a call, or the whole JVM."""
+    return _DEBUG in os.environ or "py4j" not in Path(record.pathname).parts
 
 
 def _message(error: Exception) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import threading
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.console import Console
@@ -94,33 +93,37 @@ def run(
     declared = file_at(file, is_to_run=True)
     if available_now:
         declared = replace(declared, trigger=TriggerPart(available_now=True))
+    signals = _StopSignals()
     spark = session_of(declared)
-    spark.sparkContext.setLogLevel("ERROR")
-    log_uncaught_exceptions()
-    try:
-        stream = stream_of(declared, spark)
-        pipeline = pipeline_of(declared, gates=gates_of(declared.gates, stream))
-        if check:
-            sys.stdout.write(f"{pipeline.check(stream)}\n")
-            return
-        options: dict[str, Any] = {
-            "checkpoint": declared.checkpoint,
-            "run": declared.run,
-            "retarget": retarget or (),
-            "unfinished": unfinished.value,
-            "outputMode": declared.output_mode,
-            "trigger": _trigger(declared),
-        }
-        with _pushing(declared.metrics), _stop_on_signals() as stop_requested:
-            if standby or lease is not None:
-                build = partial(stream_of, declared, spark)
-                waiting = pipeline.start(build, standby=lease or True, **options)
-                _follow_standby(waiting, pipeline, stop_requested, quiet=quiet)
+    with signals:
+        spark.sparkContext.setLogLevel("ERROR")
+        log_uncaught_exceptions()
+        try:
+            stream = stream_of(declared, spark)
+            pipeline = pipeline_of(declared, gates=gates_of(declared.gates, stream))
+            if check:
+                sys.stdout.write(f"{pipeline.check(stream)}\n")
                 return
-            query = pipeline.start(stream, **options)
-            _follow(query, pipeline, stop_requested, quiet=quiet)
-    finally:
-        _stop_spark(spark)
+            if signals.requested.is_set():
+                return
+            options: dict[str, Any] = {
+                "checkpoint": declared.checkpoint,
+                "run": declared.run,
+                "retarget": retarget or (),
+                "unfinished": unfinished.value,
+                "outputMode": declared.output_mode,
+                "trigger": _trigger(declared),
+            }
+            with _pushing(declared.metrics):
+                if standby or lease is not None:
+                    build = partial(stream_of, declared, spark)
+                    waiting = pipeline.start(build, standby=lease or True, **options)
+                    _follow_standby(waiting, pipeline, signals.requested, quiet=quiet)
+                    return
+                query = pipeline.start(stream, **options)
+                _follow(query, pipeline, signals.requested, quiet=quiet)
+        finally:
+            _stop_spark(spark)
 
 
 @contextmanager
@@ -212,40 +215,34 @@ def _raise_error_of(query: StreamingQuery) -> None:
         )
 
 
-@contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
+class _StopSignals:
     """
-    Make SIGTERM and SIGINT request a stop instead of interrupting the epoch in progress; a second
-    signal interrupts it.
+    SIGTERM and SIGINT request a stop instead of interrupting the start or the epoch in progress; a
+    second signal interrupts it.
 
     A signal that the caller ignores stays ignored: Ctrl-C at a script must not stop the pipelines
-    that the script started in the background.
+    that the script started in the background. Made before Spark starts, whose context takes SIGINT
+    for itself in any case; entered after it.
     """
 
-    stop_requested = threading.Event()
+    def __init__(self) -> None:
+        self.requested = threading.Event()
+        self._before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
 
-    def request_stop(*_: object) -> None:
-        if stop_requested.is_set():
-            raise KeyboardInterrupt
-        # A signal to the whole group ends Spark's JVM, which PySpark logs with stack traces.
-        for name in (None, "py4j.clientserver", "py4j.java_gateway"):
-            logging.getLogger(name).addFilter(_is_not_of_gateway)
-        stop_requested.set()
+    def __enter__(self) -> Self:
+        for number, handler in self._before.items():
+            is_ignored = handler is signal.SIG_IGN
+            signal.signal(number, signal.SIG_IGN if is_ignored else self._request)
+        return self
 
-    before = {
-        number: signal.signal(number, request_stop)
-        for number in (signal.SIGTERM, signal.SIGINT)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield stop_requested
-    finally:
-        for number, handler in before.items():
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
-
-def _is_not_of_gateway(record: logging.LogRecord) -> bool:
-    return "py4j" not in Path(record.pathname).parts
+    def _request(self, *_: object) -> None:
+        if self.requested.is_set():
+            raise KeyboardInterrupt
+        self.requested.set()
 
 
 @contextmanager
