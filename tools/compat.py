@@ -33,6 +33,8 @@ VENVS = setup.ROOT / ".venvs"
 CONSTRAINTS = VENVS / "constraints.txt"
 # PySpark 4.0 and 4.1 leave the socket of every collect() to the garbage collector.
 LEAKS = ("-W", "ignore:unclosed <socket.socket:ResourceWarning")
+# PySpark 4.0 logs by it where a server of Connect is gone.
+LOGGER = ("-W", "ignore:The 'warn' method is deprecated:DeprecationWarning")
 # PySpark 3.5 uses it, and Python 3.12 has it only where setuptools is installed.
 DISTUTILS = (
     *("-W", "ignore:The distutils package:DeprecationWarning"),
@@ -106,7 +108,7 @@ def jars(minor: str) -> str:
 
 
 def passes(python: Path, arguments: list[str], *, jars: str = "") -> bool:
-    suite = (*arguments, *LEAKS, *DISTUTILS)
+    suite = (*arguments, *LEAKS, *LOGGER, *DISTUTILS)
     env = {**os.environ, "PYSPARK_PYTHON": str(python), "VIRTUAL_ENV": str(python.parent.parent)}
     if jars:
         env["PYSPARK_SUBMIT_ARGS"] = f"--jars {jars} pyspark-shell"
