@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / ".cache"
 _LEAN = ("--no-install-recommends",)
+_NO_HOOKS = "#clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n"
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _FETCH_MAX_S = 900
 
@@ -124,12 +125,14 @@ def unpacked_command(root: Path, path: str) -> list[str]:
 def _private_apt(folder: Path, suite: str, kind: str = "deb") -> list[str]:
     """
     apt-get in a folder of its own, for which nothing is installed: it reads the machine's
-    configuration and touches none of its state.
+    configuration and touches none of its state. Without the hooks of `update`: Debian's images have
+    one that deletes the packages that another apt-get is downloading.
     """
     for name in ("lists/partial", "archives/partial"):
         (folder / name).mkdir(parents=True)
     (folder / "status").touch()
     (folder / "sources.list").write_text(_source(suite, kind), encoding="utf-8")
+    (folder / "no-hooks.conf").write_text(_NO_HOOKS, encoding="utf-8")
     settings = {
         "Dir::Etc::sourcelist": folder / "sources.list",
         "Dir::Etc::sourceparts": "/dev/null",
@@ -142,7 +145,8 @@ def _private_apt(folder: Path, suite: str, kind: str = "deb") -> list[str]:
         "APT::Sandbox::User": "root",
         "Acquire::Languages": "none",
     }
-    return ["apt-get", *(word for key, to in settings.items() for word in ("-o", f"{key}={to}"))]
+    options = (word for key, to in settings.items() for word in ("-o", f"{key}={to}"))
+    return ["apt-get", "-c", str(folder / "no-hooks.conf"), *options]
 
 
 def _source(suite: str, kind: str) -> str:
