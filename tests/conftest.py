@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from psutil import virtual_memory
 from servers.jvm import make_archive, speed_up_spark
 from xdist.scheduler import LoadFileScheduling
 
@@ -45,6 +46,8 @@ _LONG = {
     *("sinks/postgres/test_strategies.py", "storage/test_every_store.py"),
 }
 """Files of twenty seconds and more that wait for servers."""
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 6 << 30
 _SPARK = "spark"
 _SPARK_WORKERS = 2
 
@@ -55,7 +58,19 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     if not hasattr(config, "workerinput"):
         make_archive()
+        if _has_room(_MEMORY):
+            # Read by pytest when it makes the folder that all `tmp_path` of the run are in.
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
     speed_up_spark()
+
+
+def _has_room(memory: Path) -> bool:
+    """Whether folders of tests can be in memory; stores sync, and a disk takes 10 ms for it."""
+    if not os.access(memory, os.W_OK):
+        return False
+    room = os.statvfs(memory)
+    is_large = min(room.f_bavail * room.f_frsize, virtual_memory().available) > _ROOM_BYTES
+    return is_large and not room.f_flag & os.ST_NOEXEC
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
