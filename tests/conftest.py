@@ -29,6 +29,7 @@ _SPARKS = {
     *("sinks/delta/test_spark.py", "sinks/files/test_s3_spark.py", "sinks/test_four_at_once.py"),
     *("spark/test_clusters.py", "spark/test_kills.py", "proof/test_model.py"),
     *("spark/test_connect.py", "test_secrets.py", "examples/test_programs.py"),
+    *("cli/test_run.py", "examples/test_notebook.py", "docs/test_debezium.py"),
 }
 """Files that keep the cores busy, beside those that share the local Spark."""
 _LONG = {
@@ -44,6 +45,11 @@ _LONG = {
     *("sinks/postgres/test_conformance.py", "sinks/postgres/test_crashes.py"),
     *("sinks/postgres/test_faults.py", "sinks/postgres/test_shared_transactions.py"),
     *("sinks/postgres/test_strategies.py", "storage/test_every_store.py"),
+    *("sinks/postgres/test_modes.py", "sinks/postgres/test_types.py", "sinks/mysql/test_modes.py"),
+    *("sinks/mysql/test_refused_rows.py", "sinks/mysql/test_prepared_keys.py"),
+    *("sinks/iceberg/test_evolution.py", "sinks/kafka/test_crashes.py", "reports/test_health.py"),
+    *("sinks/kafka/test_values_avro.py", "broker/test_cluster.py"),
+    *("broker/test_like_apache_before.py", "broker/test_own_client.py"),
 }
 """Files of twenty seconds and more that wait for servers."""
 _MEMORY = Path("/dev/shm")
