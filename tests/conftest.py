@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from psutil import virtual_memory
 from servers.jvm import make_archive, speed_up_spark
 from xdist.scheduler import LoadFileScheduling
 
@@ -31,6 +32,7 @@ _SPARKS = {
     *("sinks/delta/test_spark.py", "sinks/files/test_s3_spark.py", "sinks/test_four_at_once.py"),
     *("spark/test_clusters.py", "spark/test_kills.py", "proof/test_model.py"),
     *("spark/test_connect.py", "test_secrets.py", "examples/test_programs.py"),
+    *("cli/test_run.py", "examples/test_notebook.py", "docs/test_debezium.py"),
 }
 """Files that keep the cores busy, beside those that share the local Spark."""
 _LONG = {
@@ -46,8 +48,15 @@ _LONG = {
     *("sinks/postgres/test_conformance.py", "sinks/postgres/test_crashes.py"),
     *("sinks/postgres/test_faults.py", "sinks/postgres/test_shared_transactions.py"),
     *("sinks/postgres/test_strategies.py", "storage/test_every_store.py"),
+    *("sinks/postgres/test_modes.py", "sinks/postgres/test_types.py", "sinks/mysql/test_modes.py"),
+    *("sinks/mysql/test_refused_rows.py", "sinks/mysql/test_prepared_keys.py"),
+    *("sinks/iceberg/test_evolution.py", "sinks/kafka/test_crashes.py", "reports/test_health.py"),
+    *("sinks/kafka/test_values_avro.py", "broker/test_cluster.py"),
+    *("broker/test_like_apache_before.py", "broker/test_own_client.py"),
 }
 """Files of twenty seconds and more that wait for servers."""
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 6 << 30
 _SPARK = "spark"
 _SPARK_WORKERS = 2
 
@@ -58,6 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     if not hasattr(config, "workerinput"):
         make_archive()
+        if _has_room(_MEMORY):
+            # Read by pytest when it makes the folder that all `tmp_path` of the run are in.
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
     speed_up_spark()
     if sys.version_info < (3, 11, 8):
         ast.parse = partial(_parse_alone, ast.parse)
@@ -75,6 +87,15 @@ def _parse_alone(parse: Any, *words: Any, **settings: Any) -> Any:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _has_room(memory: Path) -> bool:
+    """Whether folders of tests can be in memory; stores sync, and a disk takes 10 ms for it."""
+    if not os.access(memory, os.W_OK):
+        return False
+    room = os.statvfs(memory)
+    is_large = min(room.f_bavail * room.f_frsize, virtual_memory().available) > _ROOM_BYTES
+    return is_large and not room.f_flag & os.ST_NOEXEC
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

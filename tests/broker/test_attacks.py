@@ -18,6 +18,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -71,7 +72,10 @@ class Bystander:
 
     def __init__(self, client: Client, topic: str) -> None:
         self._client, self._topic = client, topic
-        self._quiet_s = self.p99_s(lambda: None, QUIET_S)
+        self._quiet_s = self.undisturbed_s(QUIET_S)
+
+    def undisturbed_s(self, seconds: float) -> float:
+        return self.p99_s(lambda: None, seconds)
 
     def p99_s(self, work: Callable[[], object], seconds: float) -> float:
         """While `work` runs beside it, and for so long at least."""
@@ -97,13 +101,12 @@ class Bystander:
 
     def judge(self, attack: Callable[[], object], seconds: float = ATTACK_S) -> None:
         found = self.p99_s(attack, seconds)
-        if found >= self.allowed_s:
+        if found >= self._allowed_s():
             # Was it the attack, or the machine? It may be busier now than it was before.
-            self._quiet_s = max(self._quiet_s, self.p99_s(lambda: None, seconds))
-        assert found < self.allowed_s, f"p99 {found:.3f} s, undisturbed {self._quiet_s:.4f} s"
+            self._quiet_s = max(self._quiet_s, self.undisturbed_s(seconds))
+        assert found < self._allowed_s(), f"p99 {found:.3f} s, undisturbed {self._quiet_s:.4f} s"
 
-    @property
-    def allowed_s(self) -> float:
+    def _allowed_s(self) -> float:
         return self._quiet_s * FACTOR + SLACK_S
 
 
@@ -407,11 +410,9 @@ def test_guessing_passwords_is_slow_and_disturbs_nobody(
             assert sock.recv(1) == b""
 
     def attack() -> None:
-        threads = [threading.Thread(target=guess, args=(number,)) for number in range(25)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        # Fewer at a time than `handshakes_max`, which a slow machine would reach.
+        with ThreadPoolExecutor(15) as guessers:
+            list(guessers.map(guess, range(25)))
 
     bystander_inside.judge(attack)
     assert len(taken) == 25
@@ -429,12 +430,20 @@ def test_every_limit_has_a_value_a_counter_and_a_line_in_the_docs(server: Attack
         assert re.search(rf"^\| `{limit}` \|", page, re.MULTILINE), limit
 
 
-def test_the_judge_sees_a_broker_that_stands_still(server: Attacked, bystander: Bystander) -> None:
-    def attack() -> None:
-        for _ in itertools.repeat(None, 5):
-            server.pause()
-            time.sleep(2 * bystander.allowed_s)
-            server.resume()
+def test_the_judge_sees_a_broker_that_stands_still(
+    server: Attacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load of the machine is no part of it: it could explain any pause."""
+    monkeypatch.setattr(Bystander, "undisturbed_s", lambda *_: 0.01)
 
-    with pytest.raises(AssertionError, match="p99"):
-        bystander.judge(attack)
+    def attack() -> None:
+        for _ in itertools.repeat(None, 3):
+            server.pause()
+            time.sleep(1.0)
+            server.resume()
+            time.sleep(0.05)
+
+    with Client(server.address(), clock=SystemClock()) as client:
+        bystander = Bystander(client, new_topic(client))
+        with pytest.raises(AssertionError, match="p99"):
+            bystander.judge(attack)

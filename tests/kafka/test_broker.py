@@ -85,11 +85,18 @@ def test_every_compression_is_taken_and_read_back_by_others(
         assert values(found) == rows
         assert {batch.compression for batch in found} == {kind}
     reader = confluent_kafka.Consumer(
-        {"bootstrap.servers": broker.address(), "group.id": "reader", "check.crcs": True}
+        {
+            "bootstrap.servers": broker.address(),
+            "group.id": "reader",
+            "check.crcs": True,
+            # An offset that the broker refuses is an error here, and not a wait for newer rows.
+            "auto.offset.reset": "error",
+        }
     )
     for kind in Compression:
         reader.assign([confluent_kafka.TopicPartition(topic, kind, 0)])
         taken = reader.consume(len(rows), timeout=60)
+        assert [message.error() for message in taken if message.error()] == [], kind.name
         assert [message.value() for message in taken] == rows, kind.name
     reader.close()
 

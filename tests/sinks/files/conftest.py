@@ -1,11 +1,13 @@
-"""A bucket for the tests of this folder."""
+"""A bucket and a second file system for the tests of this folder."""
 
 from __future__ import annotations
 
 import io
 import itertools
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -85,3 +87,14 @@ def s3() -> Iterator[S3Server]:
 @pytest.fixture
 def folder(s3: S3Server) -> Folder:
     return Folder(s3, f"out {next(_numbers)}/ü")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A new folder on another file system than `tmp_path`: on the disk, or in memory."""
+    others = (Path("/dev/shm"), Path(tempfile.gettempdir()), Path(__file__).parent)
+    mine = tmp_path.stat().st_dev
+    other = next((one for one in others if one.is_dir() and one.stat().st_dev != mine), None)
+    assert other is not None, "this needs a second file system"
+    with tempfile.TemporaryDirectory(prefix="epochal-elsewhere-", dir=other) as folder:
+        yield Path(folder)

@@ -509,14 +509,6 @@ def test_files_that_the_driver_can_not_move_are_refused_before_the_decision(driv
         driver.committer.rehearse(EpochNumber(0), [receipt])
 
 
-@pytest.fixture
-def elsewhere(tmp_path) -> Path:
-    """A folder on another file system."""
-    folder = Path("/dev/shm")
-    assert folder.stat().st_dev != tmp_path.stat().st_dev, "this needs a second file system"
-    return folder
-
-
 def test_a_partition_on_another_file_system_is_refused_before_the_decision(drive, root, elsewhere):
     driver = drive(Files(str(root), partition_by=["p"]))
     receipt = driver.prepare(pa.table({"n": [1], "p": ["x"]}), 0)

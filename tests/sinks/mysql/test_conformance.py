@@ -36,12 +36,11 @@ class TestStagedWithRejects(_Conformance):
     cannot = MappingProxyType({"refuse rows": "refused rows go to another sink"})
 
 
-@pytest.mark.products("mariadb", "mysql")
 class TestPreparedAppend(_Conformance):
     options = MappingProxyType({"strategy": "prepared"})
 
 
-@pytest.mark.products("mariadb", "mysql")
+@pytest.mark.products("mysql")
 class TestPreparedAppendWithKey(_Conformance):
     options = MappingProxyType({"strategy": "prepared", "lock_timeout_s": 3})
     key = "PRIMARY KEY"
