@@ -85,6 +85,11 @@ def _listening(host: str, port: int) -> socket.socket:
 def _token(variable: str | None, path: str | None) -> str | None:
     if variable is not None and path is not None:
         raise Misconfigured("--token-env and --token-file are both given", "give one of them")
-    if variable is not None:
-        return env(variable).reveal()
-    return None if path is None else file(path).reveal()
+    if variable is None and path is None:
+        return None
+    try:
+        return file(path).reveal() if path is not None else env(str(variable)).reveal()
+    except Misconfigured as error:
+        # Its own hint is for a pipeline, which reads secrets on executors too.
+        way_out = "set it before the console starts" if path is None else "name a readable file"
+        raise Misconfigured(error.message, way_out) from None
