@@ -126,6 +126,21 @@ def test_a_refused_epoch_ends_in_one_message_without_the_stacks_of_spark(tmp_pat
     assert "org.apache.spark" not in done.stderr
 
 
+def test_a_column_that_is_not_there_ends_in_one_message_without_the_stacks_of_spark(tmp_path):
+    """PySpark logs such an error itself, with Java's stack trace in one line."""
+    (tmp_path / "orders.yaml").write_text(
+        "pipeline: orders\ncheckpoint: chk\nsource: {format: rate}\n"
+        "sinks: [{kind: files, path: out, select: [valeu]}]\n"
+    )
+    command = [sys.executable, "-m", "epochal.cli", "run", "orders.yaml", "--available-now", "-q"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=900
+    )
+    assert "there is no column `valeu`" in done.stderr
+    assert "hint: the columns here are timestamp, value" in done.stderr
+    assert "org.apache.spark" not in done.stderr
+
+
 SLOW = """\
 pipeline: orders
 checkpoint: chk

@@ -15,6 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from console import stage
 from console.stage import TOKEN
 
+from epochal.cli.console import _report_unknown
 from epochal.console.index import key_of as console_key
 from epochal.reports.discover import find_logs
 from epochal.sinks.files import read_epochs
@@ -351,6 +352,11 @@ def test_a_form_of_another_site_is_refused_even_with_the_session(doubtful, page,
 
 def test_another_host_name_is_refused(shown):
     assert fetch(shown, Host="evil.example")[0] == 421
+
+
+def test_a_pipeline_that_is_not_there_is_reported_when_the_console_starts(capsys):
+    _report_unknown(["nowhere:pipeline"])
+    assert "--pipeline nowhere:pipeline can't be queried: " in capsys.readouterr().err
 
 
 def test_without_a_token_it_listens_on_loopback_only(tmp_path):

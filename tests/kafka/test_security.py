@@ -156,6 +156,28 @@ def test_a_plain_client_on_a_tls_listener_is_reported_so(broker: KafkaServer) ->
     assert isinstance(caught.value, Malformed) or "reached" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("listener", "security", "option"),
+    [
+        ("SASL", Security(), "username= and password="),
+        ("PLAIN", Security(tls=Tls()), "leave tls= out"),
+        ("PLAIN", Security(sasl=Plain(username="alice", password="x")), "leave username="),
+        ("SASL", Security(sasl=Plain(username="alice", password="x")), "check username="),
+        ("TLS", Security(tls=Tls()), "ca_file="),
+        ("TLS", Security(), "tls=True"),
+    ],
+)
+def test_a_wrong_way_to_connect_is_told_with_the_option_to_change(
+    broker: KafkaServer, listener: str, security: Security, option: str
+) -> None:
+    with (
+        Client(broker.address(listener), clock=SystemClock(), security=security) as client,
+        pytest.raises(EpochalError) as caught,
+    ):
+        client.refresh()
+    assert option in caught.value.hint
+
+
 def test_no_secret_shows_in_a_repr_and_settings_can_be_pickled() -> None:
     tls = Tls(certificate_file="c", key_password="key-secret")
     secrets: list[object] = [

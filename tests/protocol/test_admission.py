@@ -165,7 +165,11 @@ def test_a_sink_is_not_retargeted_away_from_what_a_crash_left_there(make, done, 
 def test_a_pending_sink_can_not_be_retargeted_even_on_purpose(make, start):
     moved = {**start.sinks, make.orders: {"kind": "memory", "target": "elsewhere"}}
     asked = replace(start, sinks=moved, retarget=[make.orders], position=at(0, None))
-    refusal(lambda: admit_start(make.unsettled(), asked), "elsewhere")
+    refused = refusal(
+        lambda: admit_start(make.unsettled(), asked), "elsewhere", "epoch 0 is decided"
+    )
+    # To name retarget= alone would send a person in circles.
+    assert "resolve give-up PIPELINE --sink orders --epoch 0" in refused.hint
 
 
 def test_with_fencing_off_a_driver_that_did_not_stop_is_left_alone(make, start):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -237,6 +238,16 @@ def test_a_role_without_rights_is_reported_with_what_it_needs(postgres):
     with pytest.raises(Misconfigured, match="permission denied") as caught:
         store.put("k", b"x")
     assert "closed.store" in caught.value.hint
+    store.close()
+    kept = PostgresStore(f"{postgres.url()}#k", schema="closed")
+    kept.put("k", b"x")
+    kept.close()
+    for grant in re.findall(r"GRANT .*? (?:ON SCHEMA )?closed\S*", caught.value.hint):
+        run(postgres, f"{grant.rstrip(',')} TO stranger")
+    store = PostgresStore(f"{postgres.url(user='stranger')}#k", schema="closed")
+    assert store.read("k") == b"x"
+    store.put("k", b"y")
+    store.delete("k")
     store.close()
 
 

@@ -26,11 +26,14 @@ from epochal.broker.storage.store import Store
 from epochal.broker.tick_loop import TickLoop
 from epochal.clock import SystemClock
 from epochal.errors import Misconfigured
+from epochal.storage.local import disk_hint
 from epochal.storage.urls import scheme_of
 
 _SYNC_LOOK_S = 0.002
 _SWITCH_S = 0.001
 _CERTIFICATE_LOOK_S = 5.0
+
+_FOLDER = "--data names a folder that this process can make and write to"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +358,7 @@ async def _serve(
     except OSError as error:
         raise Misconfigured(
             f"the broker has stopped: its folder {data_dir} can't be used: {error.strerror}",
-            hint="acknowledged records are kept: free some space, and start it again",
+            hint=f"{disk_hint(error) or _FOLDER}; acknowledged records are kept",
         ) from error
 
 

@@ -97,7 +97,10 @@ def broker(  # noqa: PLR0917  typer reads the options off the signature
         _status(what, is_json=is_json)
         return
     if (data is None) == (not what):
-        raise Misconfigured("--data is missing or given twice", "name the folder of this broker")
+        raise Misconfigured(
+            "--data is missing or given twice",
+            "name the folder of this broker: epochal broker --data FOLDER",
+        )
     folder = data if data is not None else Path((what or [])[0])
     try:
         from epochal.broker.server import serve  # noqa: PLC0415  an extra

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from epochal.cli.output import message
-from epochal.errors import Misconfigured, not_installed
+from epochal.config.resolve_target import open_target
+from epochal.errors import EpochalError, Misconfigured, not_installed
 from epochal.kit.secrets import env, file
 from epochal.storage.urls import scheme_of
 
@@ -56,6 +58,7 @@ def console(  # noqa: PLR0917  typer reads the options off the signature
         hosts=(*LOOPBACK, host, *(name or ())),
     )
     _require_place(checkpoints)
+    _report_unknown(pipeline or ())
     with _listening(host, port) as listening:
         address = f"http://{host}:{listening.getsockname()[1]}/"
         message(f"the console of {checkpoints}: {address} (Ctrl-C stops it)")
@@ -82,9 +85,23 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def _report_unknown(pipelines: Sequence[str]) -> None:
+    """At once, and not when somebody acts; the console of the others is served all the same."""
+    for one in pipelines:
+        try:
+            open_target(one).require_sinks()
+        except EpochalError as error:
+            message(f"--pipeline {one} can't be queried: {error}")
+
+
 def _token(variable: str | None, path: str | None) -> str | None:
     if variable is not None and path is not None:
         raise Misconfigured("--token-env and --token-file are both given", "give one of them")
-    if variable is not None:
-        return env(variable).reveal()
-    return None if path is None else file(path).reveal()
+    if variable is None and path is None:
+        return None
+    try:
+        return file(path).reveal() if path is not None else env(str(variable)).reveal()
+    except Misconfigured as error:
+        # Its own hint is for a pipeline, which reads secrets on executors too.
+        way_out = "set it before the console starts" if path is None else "name a readable file"
+        raise Misconfigured(error.message, way_out) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -32,7 +32,8 @@ def epochs(  # noqa: PLR0917  typer reads the options off the signature
         str | None, typer.Option(help="Continue an earlier page: the cursor that it printed.")
     ] = None,
     only: Annotated[
-        str | None, typer.Option(help="One outcome: committed, aborted, failed, decided.")
+        Literal["committed", "aborted", "failed", "decided"] | None,
+        typer.Option(metavar="OUTCOME", help="One outcome: committed, aborted, failed, decided."),
     ] = None,
     checkpoint: Checkpoint = None,
     is_json: AsJson = False,

@@ -69,7 +69,8 @@ class OpenedTarget:
             raise Misconfigured(
                 f"{self.target} is a place, and a log holds no credentials: its targets can't be "
                 "reached from here",
-                "name the pipeline object instead: `module:pipeline --checkpoint PLACE`",
+                "name the pipeline instead: its YAML file, or "
+                f"`module:pipeline --checkpoint {self.target}`",
             )
         return self.sinks
 
@@ -98,7 +99,7 @@ def open_target(target: str | Pipeline, *, checkpoint: str | None = None) -> Ope
     if checkpoint is not None:
         raise Misconfigured(
             f"{target} is a place, and so is --checkpoint {checkpoint}",
-            "give one of them; or name the pipeline object: `module:pipeline --checkpoint PLACE`",
+            f"give one of them; or name the pipeline: `module:pipeline --checkpoint {checkpoint}`",
         )
     return OpenedTarget(target=target, log=log_at(target))
 

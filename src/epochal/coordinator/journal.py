@@ -581,7 +581,10 @@ class Journal:
         if is_unknown:
             fact = f"no answer from the epoch log for {limit_s:.0f} s"
             return OutcomeUnknown(f"{self.place}: {fact}: {_fact(error)}", _UNKNOWN)
-        hint = getattr(error, "hint", "") or "bring the storage of the epoch log back"
+        hint = (
+            getattr(error, "hint", "")
+            or "check the address of the epoch log, and bring its storage back"
+        )
         return TryAgain(
             f"{self.place}: {failure}, tried for {limit_s:.0f} s: {_fact(error)}",
             f"{hint}; then start again",

@@ -35,7 +35,7 @@ from epochal.kafka.cluster import (
 )
 from epochal.kafka.codes import Code
 from epochal.kafka.connection import DEFAULT_LIMITS, Answer, Limits, Pending
-from epochal.kafka.handshake import Link, connect
+from epochal.kafka.handshake import Link, closed_hint, connect
 from epochal.kafka.messages.find_coordinator import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
@@ -380,7 +380,9 @@ class Client:
         try:
             return send(self._any_link(0)).result()
         except OutcomeUnknown as error:
-            raise TryAgain(error.message, error.hint) from error
+            # The versions are answered to everybody, so that this may be the first refusal.
+            hint = error.hint or closed_hint(self._security)
+            raise TryAgain(error.message, hint) from error
 
     def _add_address(self, node_id: int, address: Address) -> None:
         if self.cluster.addresses.get(node_id) != address:

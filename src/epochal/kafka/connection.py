@@ -31,6 +31,8 @@ _SIZE = struct.Struct(">i")
 _READ_BYTES = 1 << 18
 _PARTS_PER_CALL = 64
 _TLS_ALERT = 0x15030000
+_AUTHORITY = "ca_file= names the authority of its certificate, unless the machine trusts it"
+_TLS_AT_ALL = "is this a listener with TLS, and up? leave tls= out where it is without"
 _BUFFERED_BYTES_MAX = 1 << 22
 
 
@@ -269,7 +271,7 @@ class Connection:
     def _frame_refused(self, size: int) -> Malformed:
         hint = ""
         if size & 0x7FFF0000 == _TLS_ALERT:
-            hint = "this listener uses TLS: give the client its TLS settings"
+            hint = f"this listener uses TLS: tls=True; {_AUTHORITY}"
         return Malformed(
             f"{self.peer} announced a frame of {size} bytes, above {self.limits.frame_bytes_max}"
             if size > 0
@@ -316,13 +318,15 @@ def tls_error(peer: str, error: ssl.SSLError) -> EpochalError:
     if isinstance(error, ssl.SSLCertVerificationError):
         return Misconfigured(
             f"the certificate of {peer} is refused: {error.verify_message}",
-            hint="name the authority that signed it (ca_file), and the host name it was made for",
+            hint=f"{_AUTHORITY}; and the host name that the certificate was made for",
         )
     if "alert" in reason or "wrong version" in reason or "record layer" in reason:
         return Misconfigured(
-            message, hint="is this listener TLS, and does it ask for a client certificate?"
+            message,
+            hint="certificate_file= and key_file= where the listener asks for a client "
+            "certificate; leave tls= out where it is not one of TLS",
         )
-    return TryAgain(message)
+    return TryAgain(message, _TLS_AT_ALL)
 
 
 def dial(host: str, port: int, context: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
@@ -343,4 +347,4 @@ def dial(host: str, port: int, context: ssl.SSLContext | None, timeout_s: float)
         raise tls_error(peer, error) from error
     except OSError as error:
         plain.close()
-        raise TryAgain(f"TLS with {peer} failed: {error}") from error
+        raise TryAgain(f"TLS with {peer} failed: {error}", _TLS_AT_ALL) from error

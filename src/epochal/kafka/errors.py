@@ -6,6 +6,8 @@ itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from epochal.errors import (
     EpochalError,
     Fenced,
@@ -97,7 +99,7 @@ DENIED = frozenset(
     )
 )
 """A right is missing."""
-GRANTS = "Kafka(…).grants() returns the commands that grant what this sink needs"
+GRANTS = "`epochal grants PIPELINE` prints the commands that grant what this sink needs"
 _FOR_A_PERSON = frozenset(
     (
         Code.SASL_AUTHENTICATION_FAILED,
@@ -116,6 +118,13 @@ _FOR_A_PERSON = frozenset(
         Code.UNSUPPORTED_COMPRESSION_TYPE,
     )
 )
+_HINTS: Mapping[int, str] = {
+    Code.SASL_AUTHENTICATION_FAILED: "check username=, password= and sasl_mechanism=",
+    Code.ILLEGAL_SASL_STATE: "this listener wants no login: leave username= and password= out, or "
+    "name the listener that does",
+    Code.INVALID_TOPIC_EXCEPTION: "a topic has up to 249 letters, digits, dots, underscores and "
+    "dashes",
+}
 
 
 def code_name(code: int) -> str:
@@ -143,7 +152,7 @@ def error_for(
     if code in _ROWS:
         return RowRejected(message)
     if code in DENIED or code in _FOR_A_PERSON:
-        for_good = "brokers refuse it for good: names, settings and logins"
+        for_good = _HINTS.get(code, "the brokers refuse it for good: see their settings and logs")
         return Misconfigured(message, GRANTS if code in DENIED else for_good)
     if is_transient(code) or code in RETRIABLE or code in MAY_HAVE_HAPPENED:
         return TryAgain(message)

@@ -82,17 +82,26 @@ def connect(
         connection.close()
         if isinstance(connection.cause, (Misconfigured, Malformed)):
             raise connection.cause from error
-        raise TryAgain(error.message, _hint(security)) from error
+        raise TryAgain(error.message, closed_hint(security)) from error
     except BaseException:
         connection.close()
         raise
     return link
 
 
-def _hint(security: Security) -> str:
+def closed_hint(security: Security) -> str:
     """Brokers close a connection with the wrong security without an answer."""
-    if security.sasl is None or security.tls is None:
-        return "a listener that wants TLS or SASL closes connections that come without"
+    lacking = [
+        option
+        for option, part in (
+            ("username= and password=", security.sasl),
+            ("tls=True", security.tls),
+        )
+        if part is None
+    ]
+    if lacking:
+        wanted = ", or ".join(lacking)
+        return f"a listener that wants SASL or TLS closes connections without: {wanted}"
     return ""
 
 

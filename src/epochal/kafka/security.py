@@ -106,7 +106,8 @@ class Scram:
     def __post_init__(self) -> None:
         if self.mechanism not in _SCRAM_HASHES:
             raise Misconfigured(
-                f"{self.mechanism} is no mechanism of SCRAM", f"one of {', '.join(_SCRAM_HASHES)}"
+                f"{self.mechanism} is no mechanism of SCRAM",
+                f"one of {', '.join(_SCRAM_HASHES)}; PLAIN; or token=<a function> for OAUTHBEARER",
             )
 
     @property

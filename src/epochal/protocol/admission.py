@@ -48,6 +48,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from shlex import quote
 
 from epochal.errors import Refused, WentBack
 from epochal.protocol.recovery import give_up_command
@@ -255,7 +256,16 @@ def _same_sinks(state: State, start: Start) -> None:
         if known is None or known.get("target") == declared.get("target"):
             continue
         moved = f"wrote to {known.get('target')} so far and now names {declared.get('target')}"
-        if sink in state.pending or sink not in start.retarget:
+        if sink in state.pending:
+            epoch = state.expected - 1
+            raise Refused(
+                f"sink {sink!r} {moved}, and epoch {epoch} is decided and not yet carried out "
+                "where it wrote so far",
+                "start once with the target as it was, then retarget it; if that target never "
+                f"takes the rows, record where they are: {give_up_command(sink, epoch)}, and start "
+                f"with retarget=[{sink!r}]",
+            )
+        if sink not in start.retarget:
             raise Refused(
                 f"sink {sink!r} {moved}",
                 f"if it is meant: start with retarget=[{sink!r}] (`epochal run` has --retarget) "
@@ -348,8 +358,9 @@ def require_not_back(state: State, sink: SinkName, proven: Sequence[Mark] | None
         "the target went back in time, as a backup was restored or a replica that lagged behind "
         f"took over. Missing there: {lost.text}",
         "put the target back that has these epochs; or bring their rows back from the source, if "
-        f"the query keeps no state: `epochal repair PIPELINE --sink {sink}`; or go on without "
-        f"them, on record: `epochal resolve accept PIPELINE --sink {sink} --because …`",
+        f"the query keeps no state: `epochal repair PIPELINE --sink {quote(sink)}`; or go on "
+        "without them, on record: "
+        f"`epochal resolve accept PIPELINE --sink {quote(sink)} --because …`",
         sink,
     )
 

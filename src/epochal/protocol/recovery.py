@@ -46,6 +46,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from shlex import quote
 
 from epochal.errors import Unsettled
 from epochal.protocol.invariants import require_newest
@@ -177,13 +178,14 @@ def _other_rows(
 
 def finish_command(sink: SinkName, epoch: int) -> str:
     """The way out where one sink of the decided epoch can be committed by itself (I4)."""
-    return f"`epochal resolve finish PIPELINE --sink {sink} --epoch {epoch}`"
+    return f"`epochal resolve finish PIPELINE --sink {quote(sink)} --epoch {epoch}`"
 
 
 def give_up_command(sink: SinkName, epoch: int | str = "…") -> str:
     """The way out where a target will never carry the decided epoch out (I4)."""
     return (
-        f"`epochal resolve give-up PIPELINE --sink {sink} --epoch {epoch} --kept-at … --because …`"
+        f"`epochal resolve give-up PIPELINE --sink {quote(sink)} --epoch {epoch} --kept-at … "
+        "--because …`"
     )
 
 

@@ -42,7 +42,7 @@ def load_handler(name: str) -> Handler:
     """The function that `module:function` names, also from the working directory."""
     module, colon, function = name.partition(":")
     if not (module and colon and function):
-        raise Misconfigured(f"--handler {name}", "module:function")
+        raise Misconfigured(f"--handler {name} names no function", "module:function")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

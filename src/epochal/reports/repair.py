@@ -17,6 +17,7 @@ It is done while no driver runs, so rows of later epochs come after these.
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from epochal.config.resolve_target import OpenedTarget
@@ -168,5 +169,5 @@ def _refused(sink: Sink, epochs: str, reason: NotReplayable) -> Refused:
     return Refused(
         f"{epochs} can't be read again: {reason}",
         "bring their rows to the target by other means, if they are anywhere; then `epochal "
-        f"resolve accept PIPELINE --sink {sink.name} --because …`",
+        f"resolve accept PIPELINE --sink {quote(sink.name)} --because …`",
     )

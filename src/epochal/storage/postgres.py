@@ -103,8 +103,8 @@ _SYNC_REPLICATION = "syncrep.c"
 """The part of the server that a warning is of."""
 _REPLY_LOST = frozenset({None, "08", "57"})
 _RIGHTS = (
-    "the role needs CREATE on the database at the first start, then SELECT, INSERT, UPDATE and "
-    "DELETE on the table {}.{}"
+    "at the first start the role needs CREATE on the database, or another makes it: afterwards "
+    "GRANT USAGE ON SCHEMA {0}, and GRANT SELECT, INSERT, UPDATE, DELETE ON {0}.{1}"
 )
 _UNREACHABLE_FOR_A_PERSON = (
     "authentication failed",

@@ -123,3 +123,10 @@ def test_ten_sinks_share_the_connections_of_their_driver(place, some, tmp_path):
     for name in names:
         assert len(place.rows(name)) == 6
     assert place.leftovers() == []
+
+
+def test_one_connection_of_the_driver_is_enough_and_none_is_refused(orders, some):
+    orders.life(pool_max=1).write(0, some(1))
+    assert orders.rows(columns="id") == [(1,)]
+    with pytest.raises(Misconfigured, match="pool_max=0"):
+        orders.sink(pool_max=0)

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from sinks.delta.conftest import ORDERS
-from sinks.life import UID
+from sinks.life import UID, Life
 
 from epochal.coordinator import Coordinator
-from epochal.errors import OutcomeUnknown, PreparedLost, Refused, TryAgain
+from epochal.errors import Misconfigured, OutcomeUnknown, PreparedLost, Refused, TryAgain
 from epochal.logs import MemoryLog
 from epochal.protocol.admission import Start
+from epochal.sinks.delta import Delta
 from epochal.sinks.delta.committer import DeltaCommitter
 from epochal.sinks.delta.ledger import Ledger, Uids, ledger_id, letters_of, number_of
 from epochal.terms import EpochNumber, Handle, Proof, Uid
@@ -367,3 +368,10 @@ def test_a_full_disk_is_reported_with_path_and_hint_and_may_be_tried_again(order
         writer.prepare()
     assert str(orders.folder) in caught.value.message
     assert "free some space" in caught.value.hint
+
+
+def test_a_table_that_can_not_be_made_is_reported_with_its_folder(tmp_path, some):
+    (tmp_path / "file").touch()
+    with pytest.raises(Misconfigured, match="create the table: ") as caught:
+        Life(sink=Delta(tmp_path / "file" / "orders", create_table="if_missing")).write(0, some(1))
+    assert "must be there and writable" in caught.value.hint

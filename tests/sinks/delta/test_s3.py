@@ -12,7 +12,7 @@ from servers.s3 import ACCESS_KEY, SECRET, S3Server, running_s3
 from sinks.delta.conftest import ORDERS
 from sinks.life import Life
 
-from epochal.errors import RowRejected
+from epochal.errors import Misconfigured, RowRejected
 from epochal.sinks.delta import Delta
 from epochal.sinks.delta.client import Table
 from epochal.terms import EpochNumber, Proof
@@ -51,6 +51,23 @@ def ids(server: S3Server, table: str = TABLE) -> list[int]:
 def objects(server: S3Server, prefix: str) -> list[str]:
     listed = server.client.list_objects_v2(Bucket="lake", Prefix=prefix)
     return [one["Key"] for one in listed.get("Contents", ())]
+
+
+@pytest.mark.parametrize(
+    ("table", "wrong", "hint"),
+    [
+        ("s3://nowhere/orders", {}, "the bucket must exist"),
+        (TABLE, {"AWS_SECRET_ACCESS_KEY": "wrong"}, "AWS_SECRET_ACCESS_KEY"),
+        (TABLE, {"AWS_ALLOW_HTTP": "false"}, '"AWS_ALLOW_HTTP": "true"'),
+    ],
+)
+def test_a_store_that_lets_nobody_in_is_for_a_person_in_one_line(s3, some, table, wrong, hint):
+    sink = Delta(table, create_table="if_missing", storage_options={**options(s3), **wrong})
+    with pytest.raises(Misconfigured) as raised:
+        Life(sink=sink).start(some(1))
+    assert hint in raised.value.hint
+    assert "\n" not in raised.value.message
+    assert "\x1b" not in raised.value.message
 
 
 def test_epochs_in_a_partitioned_table_are_whole_and_losers_are_cleared(s3, some):

@@ -297,6 +297,23 @@ def test_check_says_why_two_commits_can_not_both_hold(warehouse, live, monkeypat
     assert "SqlCatalog is not one of" in one_at_a_time().because
 
 
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"type": "rest", "uri": "http://127.0.0.1:1"},
+        {"type": "sql", "uri": "sqlite:////nowhere/catalog.db", "warehouse": "/nowhere"},
+    ],
+    ids=lambda given: given["type"],
+)
+def test_a_catalog_that_does_not_answer_is_reported_in_one_line_with_where_to_look(
+    live, some, properties
+):
+    with pytest.raises(TryAgain) as raised:
+        live(Iceberg("lake.shop.orders", properties=properties)).start(some(1))
+    assert "'uri'" in raised.value.hint
+    assert "\n" not in raised.value.message
+
+
 def test_a_catalog_that_is_not_configured_is_reported(live):
     with pytest.raises(Misconfigured, match="catalog 'lake' can't be opened"):
         live(Iceberg("lake.shop.orders", properties={"type": "nonsense"})).committer.check(None)

@@ -195,6 +195,27 @@ def test_what_can_not_be_reached_is_reported_at_once(orders, some):
         orders.life(url=orders.server.url(database="nowhere")).start(some(1))
 
 
+def test_an_account_without_rights_on_the_database_is_sent_to_its_grants(orders, some, least):
+    with pytest.raises(Misconfigured, match="1044") as raised:
+        orders.life(url=orders.url(user=least)).start(some(1))
+    assert "`epochal grants PIPELINE`" in raised.value.hint
+
+
+def test_an_account_that_may_have_no_more_connections_is_not_sent_to_look_at_the_address(
+    orders, some, least
+):
+    life = orders.life(url=orders.url(user=least))
+    orders.grant(life.sink)
+    orders.sql(
+        f"GRANT USAGE ON *.* TO {least} WITH MAX_USER_CONNECTIONS 1"
+        if orders.is_mariadb
+        else f"ALTER USER {least} WITH MAX_USER_CONNECTIONS 1"
+    )
+    with orders.server.connect(user=least), pytest.raises(TryAgain) as raised:
+        life.start(some(1))
+    assert "max_connections" in raised.value.hint
+
+
 def test_a_view_over_a_table_without_transactions_is_refused(place, some):
     place.sql(f"CREATE TABLE {place.schema}.base (id bigint, name text) ENGINE=MyISAM")
     place.sql(f"CREATE VIEW {place.schema}.near AS SELECT * FROM {place.schema}.base")

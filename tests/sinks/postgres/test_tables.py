@@ -342,6 +342,38 @@ def test_a_schema_that_is_not_there_or_not_ours_is_reported(place, some, least):
         place.life("other", url=url, create_table="if_missing").start(some(1))
 
 
+def test_a_role_needs_no_more_for_our_schemas_than_one_hint_says(orders, some, least):
+    url = orders.url(user=least)
+    orders.sql(f"GRANT USAGE ON SCHEMA {orders.schema} TO {least}")
+    orders.sql(f"GRANT INSERT ON {orders.schema}.orders TO {least}")
+    orders.sql(f"CREATE SCHEMA {orders.meta}")
+    with pytest.raises(Misconfigured) as raised:
+        orders.life(url=url).start(some(1))
+    for statement in raised.value.hint.split("; "):
+        if statement.startswith(("CREATE", "GRANT")):
+            orders.sql(statement)
+    orders.life(url=url).write(0, some(1))
+    assert orders.rows() == [(1, "n1")]
+
+
+def test_a_role_without_rights_is_sent_to_a_schema_of_its_own_past_a_ledger_of_others(
+    orders, some, least
+):
+    orders.life().write(0, some(1))
+    with pytest.raises(Misconfigured, match="which another role has made") as raised:
+        orders.life(url=orders.url(user=least)).start(some(2))
+    assert f'meta_schema="{orders.meta}_{least}"' in raised.value.hint
+
+
+def test_a_role_that_may_have_no_more_connections_is_not_sent_to_look_at_the_address(
+    orders, some, least
+):
+    orders.sql(f"ALTER ROLE {least} CONNECTION LIMIT 0")
+    with pytest.raises(TryAgain, match="too many connections") as raised:
+        orders.life(url=orders.url(user=least)).start(some(1))
+    assert "CONNECTION LIMIT" in raised.value.hint
+
+
 def test_what_grants_prints_lets_a_role_truncate(place, some, least):
     options = {"mode": "complete", "columns": ["id", "name"], "truncate": True}
     writes_epochs_as(least, place, some, options)

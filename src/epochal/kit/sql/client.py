@@ -61,7 +61,7 @@ class DatabaseServer(ABC):
                     raise
                 raise Misconfigured(
                     f"session_sql on {self.place}: {statement}: {errors.text_of(error)}",
-                    "it is run on every new connection of the driver and of the tasks",
+                    "correct it: it is run on every new connection of the driver and of the tasks",
                 ) from None
 
 

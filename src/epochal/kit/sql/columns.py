@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from epochal.errors import Misconfigured, Problems
+from epochal.kit.sink_base import cast_hint
 from epochal.kit.sql.dialect import UNFIT, Dialect, order_copy
 from epochal.kit.sql.modes import WriteMode
 
@@ -292,6 +293,15 @@ def _missing(name: str, column: str, there: Iterable[str]) -> tuple[str, str]:
         else "ALTER TABLE … ADD COLUMN, evolve='add_columns', or leave the field out with select="
     )
     return f'there is no column "{column}"', way_out
+
+
+AS_STRING = "give it as a string, which the server reads as the column's own type"
+"""The hint for a value that only text becomes without loss."""
+
+
+def way_to_cast(field: str, hint: str) -> str:
+    """A hint for a type that does not fit, with the cast where it asks for one."""
+    return f"{hint}: {cast_hint(field, 'string')}" if hint == AS_STRING else hint
 
 
 def require_choice(kind: str, option: str, value: str, known: Sequence[str]) -> None:

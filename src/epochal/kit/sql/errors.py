@@ -16,6 +16,10 @@ from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, RowRejec
 Code: TypeAlias = int | str
 """A number of the vendor's, or an SQLSTATE."""
 GRANTS = "`epochal grants PIPELINE` prints the least privileges that the sink needs"
+BAD_ROWS = (
+    "correct the row in the query, drop it with where=, or send such rows elsewhere: "
+    "on_reject=<sink>"
+)
 
 
 class ErrorTable(ABC):
@@ -101,8 +105,8 @@ class ErrorTable(ABC):
         if self.is_one_of(error, self.transient):
             return TryAgain(fact, hint)
         if self.is_data_error(error):
-            return RowRejected(fact, hint)
-        return Misconfigured(fact, hint)
+            return RowRejected(fact, hint or BAD_ROWS)
+        return Misconfigured(fact, hint or "the server refuses this for good: its message says why")
 
     @contextmanager
     def classified(self, doing: str, *, is_commit: bool = False) -> Iterator[None]:

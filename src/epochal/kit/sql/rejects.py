@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from epochal.errors import InvariantBroken, RowRejected, TryAgain
+from epochal.kit.sql.errors import BAD_ROWS
 from epochal.kit.sql.types import json_text
 from epochal.terms import EpochNumber, Handle, Receipt
 
@@ -147,8 +148,7 @@ def refusal(table: object, epoch: int, rejected: Sequence[Rejected], reason: str
         )
     return RowRejected(
         f"epoch {epoch}: {table} refuses {'; '.join(map(str, rejected))}",
-        "correct the row in the query, drop it with where=, or send such rows elsewhere: "
-        "on_reject=<sink>",
+        BAD_ROWS,
     )
 
 

@@ -169,6 +169,8 @@ class TableSink(SinkBase):
                 f"{self.called}: pressure={self.pressure!r}",
                 "pressure=ep.PressureLimits(drop_above_s=300)",
             )
+        if self.pool_max < 1:
+            raise Misconfigured(f"{self.called}: pool_max={self.pool_max}", "a number above 0")
         require_created(self)
         require_fixed(self)
         require_reject(self.called, self.on_reject, self.strategy)

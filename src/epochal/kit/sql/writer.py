@@ -24,6 +24,7 @@ from epochal.kit.sql.backpressure import Pressure
 from epochal.kit.sql.buffer import Buffer, BufferLimits
 from epochal.kit.sql.client import IdleConnections
 from epochal.kit.sql.dialect import Dialect
+from epochal.kit.sql.errors import BAD_ROWS
 from epochal.kit.sql.ledger_rows import LedgerRows
 from epochal.kit.sql.names import staging_name
 from epochal.kit.sql.rejects import row_text, shown_rows, too_many
@@ -327,7 +328,7 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
             named = f", row {first + place} {shown}"
         return RowRejected(
             f"{self._where()}{named}: {reason}",
-            "correct the row in the query, drop it with where=, or alter the column",
+            f"{BAD_ROWS}; or alter the column",
         )
 
     def _unfit_values(self, block: pa.Table) -> dict[int, str]:
@@ -362,7 +363,7 @@ class TableWriter(BlockWriter[C], Generic[C, P]):
             raise RowRejected(
                 f'{self._where()}, row {first + place}: field "{field}" is '
                 f"{_shown_value(values, place)}: {why}",
-                "correct it in the query, drop it with where=, or alter the column",
+                f"{BAD_ROWS}; or alter the column",
             )
 
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import RemoveAction
 
 from epochal.contract import Begin, EngineWrite, EngineWritten
@@ -61,7 +61,7 @@ from epochal.sinks.delta.client import (
     removals,
     small_files,
 )
-from epochal.sinks.delta.errors import translate_errors
+from epochal.sinks.delta.errors import plain_text, translate_errors
 from epochal.sinks.delta.ledger import Ledger, NewestEpoch, ledger_id
 from epochal.sinks.delta.merge import merge
 from epochal.sinks.delta.table_files import JOBS, TableFiles, files_of, handle_in, require_ours
@@ -370,6 +370,12 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
                 )
         except CommitFailedError as error:
             raise TryAgain(f"{self._doing('create the table')}: {error}") from error
+        except TableNotFoundError as error:
+            # What deltalake raises where it can't make the folder.
+            raise Misconfigured(
+                f"{self._doing('create the table')}: {plain_text(error)}",
+                "the folder above the table must be there and writable",
+            ) from None
         return self._table.require()
 
     # Before the decision

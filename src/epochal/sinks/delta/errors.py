@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,9 +15,25 @@ from deltalake.exceptions import (
 )
 
 from epochal.errors import EpochalError, Misconfigured, TryAgain
+from epochal.storage.urls import first_line
 
 _CATALOG_MANAGED = "catalog-managed"
 """In the error of deltalake's kernel where it opens such a table; it has no class of its own."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m|↳")
+_CREDENTIALS = (
+    "credentials come from storage_options (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …) or the "
+    "environment, for the driver and for executors; they need list, get, put and delete here"
+)
+_FOR_A_PERSON = {
+    "401 Unauthorized": _CREDENTIALS,
+    "403 Forbidden": _CREDENTIALS,
+    "169.254.169.254": _CREDENTIALS,
+    "NoSuchBucket": "the bucket must exist: it is never created",
+    "scheme is not allowed": 'storage_options={"AWS_ALLOW_HTTP": "true"} for a server without TLS',
+}
+"""By the text of the answer, as deltalake gives all of them one class."""
+_NO_ANSWER = "error sending request"
+_AWAY = "check AWS_ENDPOINT_URL and AWS_REGION in storage_options, and the network"
 
 
 @contextmanager
@@ -28,7 +45,7 @@ def translate_errors(doing: str) -> Iterator[None]:
         raise
     except (DeltaProtocolError, SchemaMismatchError) as error:
         raise Misconfigured(
-            f"{doing}: {error}", "the table asks for what deltalake can't do"
+            f"{doing}: {plain_text(error)}", "the table asks for what deltalake can't do"
         ) from error
     except (DeltaError, OSError) as error:
         if _CATALOG_MANAGED in str(error):
@@ -38,4 +55,14 @@ def translate_errors(doing: str) -> Iterator[None]:
                 "a table without that feature (ALTER TABLE … DROP FEATURE catalogManaged), or one "
                 "at a location of its own",
             ) from error
-        raise TryAgain(f"{doing}: {error}") from error
+        fact = f"{doing}: {plain_text(error)}"
+        for sign, hint in _FOR_A_PERSON.items():
+            if sign in str(error):
+                # The cause would follow with all that was cut out of it.
+                raise Misconfigured(fact, hint) from None
+        raise TryAgain(fact, _AWAY if _NO_ANSWER in str(error) else "") from None
+
+
+def plain_text(error: Exception) -> str:
+    """A message of deltalake in one line, without colours, secrets and the request itself."""
+    return first_line(" ".join(_COLOURS.sub("", str(error)).split()))

@@ -47,7 +47,7 @@ def require_one_winner(sink: Delta, rows: PreparedRows, epoch: int) -> None:
         raise RowRejected(
             f"epoch {epoch}: {quantity(found['n'], 'row')} with a null among the keys "
             f"{', '.join(sink.keys)}, and no row can be found by it",
-            'where="… IS NOT NULL"',
+            f'where="{sink.keys[0]} IS NOT NULL"',
         )
     twice = rows.rows(
         f"SELECT {keys}, count(*) AS n FROM ({winners(sink)}) GROUP BY {keys}"  # noqa: S608

@@ -28,7 +28,7 @@ from epochal.errors import InvariantBroken, Misconfigured, TryAgain, not_install
 from epochal.kit.marked_files import Markers, at_once
 from epochal.storage import Entry
 from epochal.storage.local import disk_errors, sync
-from epochal.storage.urls import path_in_file_url
+from epochal.storage.urls import first_line, path_in_file_url
 from epochal.terms import JOB_PARTITION, Handle, Receipt
 
 PREPARED = "_epochal/prepared"
@@ -238,6 +238,7 @@ def _file_system(local: Path | None, uri: str, options: Mapping[str, str]) -> pa
         return object_store(uri, options)
     except Exception as error:
         raise Misconfigured(
-            f"Delta: {uri} can't be reached: {error}",
-            "storage_options take the names that deltalake knows: AWS_REGION, AWS_ENDPOINT_URL, …",
+            f"Delta: {uri} can't be reached: {first_line(str(error))}",
+            "s3://bucket/table, gs://…, abfss://… or a folder; storage_options take the names that "
+            "deltalake knows: AWS_REGION, AWS_ENDPOINT_URL, …",
         ) from error

@@ -238,7 +238,7 @@ def fit(
         if why := _mismatch(one.kind, column.kind):
             problems.add(
                 f"column {name!r} is {_type_text(column.kind)} and {_type_text(one.kind)} "
-                f"arrives{why}",
+                f"arrives{why.rstrip()}",
                 cast_hint(name, _spark_type(column.kind)),
             )
         elif _plain(one.kind) != _plain(column.kind):

@@ -235,7 +235,13 @@ def _client(options: Options) -> Any:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return session.client("s3", endpoint_url=_option(options, "endpoint_url"), config=config)
+    endpoint = _option(options, "endpoint_url")
+    try:
+        return session.client("s3", endpoint_url=endpoint, config=config)
+    except ValueError:
+        raise Misconfigured(
+            f"storage_options: endpoint_url={endpoint!r} is no address", "http://host:port"
+        ) from None
 
 
 class S3Store:

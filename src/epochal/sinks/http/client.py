@@ -30,6 +30,7 @@ _TEXT_CHARS_MAX = 300
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _KEPT_MAX = 8
 _TLS_SIGNS = ("CERTIFICATE", "certificate", "SSL:")
+_NO_TLS = "WRONG_VERSION_NUMBER"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,10 @@ class Client:
         message = self._without_secrets(str(error)) or type(error).__name__
         if isinstance(error, httpx.ConnectError) and any(sign in message for sign in _TLS_SIGNS):
             raise Misconfigured(
-                f"{self._service.url}: {message}", "ca= names who signed the service's certificate"
+                f"{self._service.url}: {message}",
+                "the service does not use TLS: its URL begins with http://"
+                if _NO_TLS in message
+                else "ca= names who signed the service's certificate",
             ) from None
         return f"{type(error).__name__}: {message}"
 

@@ -9,6 +9,7 @@ from pyiceberg import exceptions as iceberg
 
 from epochal.errors import EpochalError, Misconfigured, OutcomeUnknown, TryAgain
 from epochal.storage.local import disk_hint
+from epochal.storage.urls import first_line
 
 Scrub = Callable[[str], str]
 
@@ -41,6 +42,7 @@ _AWS_HINT = (
 )
 _TRANSPORT = ("requests.", "urllib3.", "sqlalchemy.", "thrift.", "botocore.", "sqlite3.", "psycopg")
 """Modules whose errors are a catalog's connection failing, of any kind of catalog."""
+_AWAY = "check the catalog's properties, 'uri' first of all, and that its server is up"
 
 
 @contextmanager
@@ -64,14 +66,14 @@ def translate_errors(doing: str, *, scrub: Scrub, is_commit: bool = False) -> It
 def _translated(
     error: Exception, doing: str, scrub: Scrub, *, is_commit: bool
 ) -> EpochalError | None:
-    fact = f"{doing}: {scrub(f'{type(error).__name__}: {error}')}"
+    fact = f"{doing}: {first_line(scrub(f'{type(error).__name__}: {error}'))}"
     if (hint := _what_to_change(error)) is not None:
         return Misconfigured(fact, hint)
     if isinstance(error, _BUSY):
         return TryAgain(fact)
-    if isinstance(error, (iceberg.RESTError, OSError)) or _is_transport(error):
-        on_disk = disk_hint(error)
-        return OutcomeUnknown(fact, on_disk) if is_commit else TryAgain(fact, on_disk)
+    if isinstance(error, OSError) or _is_catalog(error):
+        hint = disk_hint(error) or (_AWAY if _is_catalog(error) else "")
+        return OutcomeUnknown(fact, hint) if is_commit else TryAgain(fact, hint)
     return None
 
 
@@ -95,8 +97,11 @@ def _what_to_change(error: Exception) -> str | None:
     return next((hint for is_so, hint in hints if is_so), None)
 
 
-def _is_transport(error: Exception) -> bool:
-    return any(kind.__module__.startswith(_TRANSPORT) for kind in type(error).__mro__)
+def _is_catalog(error: Exception) -> bool:
+    """Whether it is the answer of a catalog, or that there was none."""
+    return isinstance(error, iceberg.RESTError) or any(
+        kind.__module__.startswith(_TRANSPORT) for kind in type(error).__mro__
+    )
 
 
 def _shown(error: Exception, scrub: Scrub) -> Exception | None:

@@ -55,7 +55,7 @@ def require_mergeable(
     if nulls:
         raise RowRejected(
             f"epoch {epoch}: {quantity(nulls, 'row')} with a null in {', '.join(sink.keys)}",
-            "where= leaves rows without a key out",
+            f'where="{sink.keys[0]} IS NOT NULL" leaves them out',
         )
     if sink.order_by or not _has_doubles(rows, sink.keys):
         return

@@ -294,13 +294,9 @@ def _connect_error(error: Exception, doing: str, server: Server) -> EpochalError
     fact = f"{doing}: {server.without_secret(ERRORS.text_of(error))}"
     number = ERRORS.code_of(error)
     if number in _WRONG:
-        hint = (
-            "create the database, or name another one in the url"
-            if number == 1049
-            else "check user, password and host: password=env(…) or file(…)"
-        )
-        return Misconfigured(fact, hint)
-    return TryAgain(fact, "check host and port in the url, and that the server is up")
+        return Misconfigured(fact, ERRORS.hint(error) or ERRORS.hints[1045])
+    away = "check host and port in the url, and that the server is up"
+    return TryAgain(fact, ERRORS.hint(error) or away)
 
 
 def answers(connection: MySQLConnection) -> bool:

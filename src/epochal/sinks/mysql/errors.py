@@ -17,6 +17,8 @@ _TRANSIENT = frozenset(
         *(1317, 1412, 1613, 1614, 1615, 1792, 1836, 1969, 3024, 3032, 3100, 3101, 3572),
     }
 )
+INTERRUPTED = frozenset({1317, 1969})
+"""A statement was cancelled, or took too long."""
 _DATA = frozenset(
     {
         *(1048, 1062, 1118, 1169, 1216, 1217, 1263, 1264, 1265, 1292, 1300, 1364, 1365, 1366),
@@ -26,7 +28,14 @@ _DATA = frozenset(
 )
 _SIGNALLED = "45"
 """The class of SQLSTATEs that triggers raise by SIGNAL, under a number that their author chose."""
+TOO_MANY = (
+    "all connections that the server or the user may have are in use: end some (SHOW PROCESSLIST "
+    "shows whose), raise max_connections or the user's limit, or a smaller pool_max"
+)
 _HINTS: Mapping[Code, str] = {
+    1040: TOO_MANY,
+    1203: TOO_MANY,
+    1226: TOO_MANY,
     1044: GRANTS,
     1045: "check user and password: password=env(…) or file(…)",
     1047: "a node of a cluster that is not ready, or apart from the others",
@@ -36,15 +45,17 @@ _HINTS: Mapping[Code, str] = {
     1143: GRANTS,
     1146: "create the table, or create_table='if_missing'",
     1054: "the table was altered, or delete_when= names a field that does not arrive",
-    1205: "somebody else holds a lock for longer than lock_timeout_s: SHOW ENGINE INNODB STATUS "
-    "and information_schema.INNODB_TRX show who",
+    1205: "somebody else holds a lock for longer than lock_timeout_s: SHOW FULL PROCESSLIST and "
+    "information_schema.INNODB_TRX show who",
     1227: GRANTS,
     1290: "a replica, or a server that is read-only: the url must reach the primary",
     1665: "the server writes its binary log by statements: binlog_format=ROW or MIXED",
     1792: "a server whose transactions are read-only: the url must reach one that takes writes",
     1836: "a replica, or a server that is read-only: the url must reach the primary",
-    1969: "the statement took longer than statement_timeout_s",
-    3024: "the statement took longer than statement_timeout_s",
+    1969: "a larger statement_timeout_s",
+    3024: "a larger statement_timeout_s",
+    3140: "correct it in the query, or drop such rows with where=: it is read while rows are "
+    "staged, before on_reject= can take a row",
     3948: "SET GLOBAL local_infile = 1 on the server",
 }
 

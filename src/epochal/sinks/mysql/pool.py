@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from pymysql.err import InterfaceError
+from pymysql.err import InterfaceError, OperationalError
 from sqlalchemy import event, exc
 from sqlalchemy.pool import QueuePool
 
@@ -20,6 +20,7 @@ from epochal.kit.sql.client import Session, SharedConnections
 from epochal.sinks.mysql import client
 from epochal.sinks.mysql.client import Server
 from epochal.sinks.mysql.dialect import DIALECT
+from epochal.sinks.mysql.errors import INTERRUPTED
 from epochal.terms import Identity
 
 _RETURNED = "epochal returned at"
@@ -51,7 +52,10 @@ class MySQLSession(Session):
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         with self._cursor() as cursor:
             cursor.execute(statement)
-            return list(cursor.fetchall())
+            rows = list(cursor.fetchall())
+            if cursor.warning_count:
+                _require_whole(cursor)
+            return rows
 
     def _cursor(self) -> Any:
         if not self._pooled.is_valid:
@@ -98,6 +102,14 @@ class MySQLSession(Session):
             if self._has_own_timeout:
                 self.wait_for_locks()
         self._shared.give_back(self._pooled)
+
+
+def _require_whole(cursor: Any) -> None:
+    """Of information_schema, MariaDB answers an interrupted query by no rows and a warning."""
+    cursor.execute("SHOW WARNINGS")
+    for _, number, text in cursor.fetchall():
+        if number in INTERRUPTED:
+            raise OperationalError(number, text)
 
 
 class MySQLPool:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from epochal.arrow_values import scalar
 from epochal.errors import Problems
 from epochal.kit.sql import columns
-from epochal.kit.sql.columns import columns_taking, no_key, no_order
+from epochal.kit.sql.columns import AS_STRING, columns_taking, no_key, no_order, way_to_cast
 from epochal.kit.sql.dialect import order_copy
 from epochal.kit.sql.modes import WriteMode
 from epochal.kit.sql.table_sink import TableSink
@@ -123,8 +123,7 @@ def load_expression(sent: Sent, data_type: str, written: str, scale: int) -> str
             "cast it to a type that the column takes, or keep it as text beside a generated column "
             "that reads it"
             if sent.family == "text"
-            else 'give it as a string (select=["cast(x as string) x"]): the server reads it as the '
-            "column's own type",
+            else AS_STRING,
         )
     if sent.family == "binary":
         return "UNHEX({})"
@@ -324,9 +323,8 @@ def _planned(name: str, sent: Sent, column: Column | None, problems: Problems) -
         return Planned(field=name, arrives_as=name, sent=sent, column=None, expression=natural)
     expression = load_expression(sent, column.data_type, column.ddl, column.scale)
     if isinstance(expression, Mismatch):
-        problems.add(
-            f'field "{name}": {expression.because} (column "{column.name}")', expression.hint
-        )
+        hint = way_to_cast(name, expression.hint)
+        problems.add(f'field "{name}": {expression.because} (column "{column.name}")', hint)
         expression = None
     if sent.family == "float" and column.data_type not in _BITS:
         sent = replace(sent, convert=_shortest)

@@ -80,9 +80,8 @@ class PostgresChecker(Checker[Table, Sent]):
                 f"{sink.server.place} is PostgreSQL {version // 10000}", "12 or newer is needed"
             )
         if not sink.is_fixed:
-            for ours in (sink.meta_schema, sink.staging_schema):
-                _require_meta_rights(session, ours)
             self._require_own_meta(session)
+            _require_meta_rights(session, (sink.meta_schema, sink.staging_schema))
         expected = self.expect(schema)
         there = self.read_table(session)
         table = self.table_to_be(session, there)
@@ -389,20 +388,28 @@ def _has_schema(session: Session, schema: str) -> bool:
     )
 
 
-def _require_meta_rights(session: Session, schema: str) -> None:
-    if _has_schema(session, schema):
-        name = DIALECT.literal(schema)
-        asked = f"has_schema_privilege({name}, 'CREATE') AND has_schema_privilege({name}, 'USAGE')"
-        lacking = f'make tables in the schema "{schema}"'
-        way_out = f'GRANT CREATE, USAGE ON SCHEMA "{schema}" TO "{{role}}"'
-    else:
-        asked = "has_database_privilege(current_database(), 'CREATE')"
-        lacking = f'make the schema "{schema}", which is not there yet'
-        way_out = f'CREATE SCHEMA "{schema}" AUTHORIZATION "{{role}}", or another meta_schema='
-    ((may, role),) = session.query(f"SELECT {asked}, current_user")
-    if not may:
+def _require_meta_rights(session: Session, schemas: Sequence[str]) -> None:
+    ((role,),) = session.query("SELECT current_user")
+    lacking, ways_out = [], []
+    for schema in schemas:
+        if _has_schema(session, schema):
+            name = DIALECT.literal(schema)
+            asked = " AND ".join(
+                f"has_schema_privilege({name}, '{right}')" for right in ("CREATE", "USAGE")
+            )
+            what = f'make tables in the schema "{schema}"'
+            way_out = f'GRANT CREATE, USAGE ON SCHEMA "{schema}" TO "{role}"'
+        else:
+            asked = "has_database_privilege(current_database(), 'CREATE')"
+            what = f'make the schema "{schema}", which is not there yet'
+            way_out = f'CREATE SCHEMA "{schema}" AUTHORIZATION "{role}"'
+        ((may,),) = session.query(f"SELECT {asked}")
+        if not may:
+            lacking.append(what)
+            ways_out.append(way_out)
+    if lacking:
         raise Misconfigured(
-            f'role "{role}" may not {lacking}', f"{way_out.format(role=role)}; {GRANTS}"
+            f'role "{role}" may not {", and not ".join(lacking)}', "; ".join((*ways_out, GRANTS))
         )
 
 

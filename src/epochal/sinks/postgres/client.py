@@ -351,7 +351,7 @@ class PostgresConnections:
                 self._pool = psycopg_pool.ConnectionPool(
                     lambda: self._server.conninfo(self._application),
                     kwargs={"autocommit": True, "prepare_threshold": None},
-                    min_size=self._server.pool_min,
+                    min_size=min(self._server.pool_min, self._size_max),
                     max_size=self._size_max,
                     timeout=self._server.connect_timeout_s,
                     max_idle=self._server.idle_max_s,
@@ -417,9 +417,22 @@ def connect_error(error: Exception, doing: str, server: Server) -> Exception:
     for mark, hint in _CONNECT_HINTS.items():
         if mark in text:
             return Misconfigured(f"{doing}: {text}", hint)
-    return TryAgain(f"{doing}: {text}", _READ_ONLY_HINT if _READ_ONLY in text else _AWAY_HINT)
+    known = (hint for mark, hint in _TRANSIENT_HINTS.items() if mark in text)
+    return TryAgain(f"{doing}: {text}", next(known, _AWAY_HINT))
 
 
+_FULL = (
+    "all connections that the server or the role may have are in use: end some (pg_stat_activity "
+    "shows whose), raise max_connections or the role's CONNECTION LIMIT, or a smaller pool_max"
+)
+_TRANSIENT_HINTS = {
+    "too many clients": _FULL,
+    "too many connections": _FULL,
+    "remaining connection slots": _FULL,
+    # Of a standby, too, which may be about to take over.
+    "session is read-only": "either this is a standby, and the url must reach the primary, or the "
+    "role or database is read-only: ALTER ROLE … SET default_transaction_read_only = off",
+}
 _CONNECT_HINTS = {
     "authentication failed": "check user and password: password=env(…) or file(…), or pgpass",
     "no password supplied": "password=env(…) or file(…), or a pgpass or service file",
@@ -431,12 +444,6 @@ _CONNECT_HINTS = {
     "definition of service": "pg_service.conf has no such service on this machine",
     "could not translate host name": "check the host in the url",
 }
-_READ_ONLY = "session is read-only"
-"""Of a standby, too, which may be about to take over."""
-_READ_ONLY_HINT = (
-    "either this is a standby, and the url must reach the primary, or the role or database is "
-    "read-only: ALTER ROLE … SET default_transaction_read_only = off"
-)
 _AWAY_HINT = "check host and port in the url, and that the server is up"
 
 

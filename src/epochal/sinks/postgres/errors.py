@@ -41,8 +41,8 @@ _HINTS: Mapping[Code, str] = {
     "42703": "the table was altered, or delete_when= names a field that does not arrive (a name "
     "with capitals needs double quotes there)",
     _OTHER_BYTES: "the table was altered while rows were copied into it",
-    "53": "the server is out of room, memory or connections",
-    "57014": "the statement took longer than statement_timeout_s",
+    "53": "the server is out of disk space, memory or connections: see its log",
+    "57014": "a larger statement_timeout_s; or somebody cancelled it (pg_cancel_backend)",
     _LOCK_NOT_AVAILABLE: "somebody else holds a lock for longer than lock_timeout_s: "
     "pg_locks and pg_stat_activity show who",
 }

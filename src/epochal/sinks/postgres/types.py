@@ -23,7 +23,7 @@ from epochal.errors import Problems
 from epochal.kit.sql import columns
 from epochal.kit.sql import types as shared
 from epochal.kit.sql.apply import Mapped
-from epochal.kit.sql.columns import columns_taking, no_key, no_order
+from epochal.kit.sql.columns import AS_STRING, columns_taking, no_key, no_order, way_to_cast
 from epochal.kit.sql.table_sink import TableSink
 from epochal.kit.sql.types import TAKERS, Convert
 from epochal.sinks.postgres.dialect import DIALECT
@@ -192,9 +192,6 @@ class Mismatch:
 
 
 NO_CAST = Cast()
-_TO_TEXT = (
-    'give it as a string (select=["cast(x as string) x"]): text is cast to the column\'s type'
-)
 
 
 def cast_between(source: Type, target: Type) -> Cast | Mismatch:  # noqa: PLR0911  one per rule
@@ -278,7 +275,7 @@ def _element(array: Type) -> Type:
 
 
 def _mismatch(source: Type, target: Type) -> Mismatch:
-    return Mismatch(f"{source.written} can't become {target.full} without loss", _TO_TEXT)
+    return Mismatch(f"{source.written} can't become {target.full} without loss", AS_STRING)
 
 
 def key_cast(cast: Cast, target: Type) -> tuple[str, str]:
@@ -503,7 +500,8 @@ def _planned(
         )
     cast = cast_between(source, column.type)
     if isinstance(cast, Mismatch):
-        problems.add(f'field "{name}": {cast.because} (column "{column.name}")', cast.hint)
+        hint = way_to_cast(name, cast.hint)
+        problems.add(f'field "{name}": {cast.because} (column "{column.name}")', hint)
         return None
     return Planned(field=name, source=source, column=column, cast=cast)
 

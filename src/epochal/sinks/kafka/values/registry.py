@@ -27,6 +27,7 @@ _RETRIES = 2
 _RETRY_WAIT_MS = (50, 500)
 _ANSWERS_MAX = 256
 _NOT_FOUND, _CONFLICT, _UNPROCESSABLE, _SERVER_FAULT = 404, 409, 422, 500
+_ADDRESS = "registry=… names its address: is this a schema registry?"
 _NO_RIGHT = (401, 403)
 
 Answer = TypeVar("Answer")
@@ -74,7 +75,7 @@ class Registry:
             if not _is_unanswered(error):
                 raise
             raise TryAgain(
-                f"the schema registry at {self.url} can't be reached {about}: "
+                f"the schema registry at {self.url} can't be reached for the schema {about}: "
                 f"{str(error) or type(error).__name__}",
                 "registry=… names its address; is it running?",
             ) from error
@@ -102,13 +103,14 @@ class Registry:
         place = f"the schema registry at {self.url}"
         if status in _NO_RIGHT:
             return Misconfigured(
-                f"{place} denies access {about}: {message} (HTTP {status})",
+                f"{place} denies access to the schema {about}: {message} (HTTP {status})",
                 'username="…", password=env(…), with the right to read and to write the subject',
             )
         if status == _NOT_FOUND:
             return Misconfigured(
                 f"{place} does not know the schema {about}: {message}",
-                "register it first, or auto_register=True",
+                # Without a code of its own it is another server's answer.
+                _ADDRESS if error.error_code < 0 else "register it first, or auto_register=True",
             )
         if status == _CONFLICT:
             return Misconfigured(
@@ -120,10 +122,9 @@ class Registry:
                 f"{place} refuses the schema {about} as invalid: {message}", "correct the schema"
             )
         if status >= _SERVER_FAULT:
-            return TryAgain(f"{place} failed {about}: {message} (HTTP {status})")
+            return TryAgain(f"{place} failed for the schema {about}: {message} (HTTP {status})")
         return Misconfigured(
-            f"{place} refused {about}: {message} (HTTP {status})",
-            "registry=… names its address: is this a schema registry?",
+            f"{place} refused the schema {about}: {message} (HTTP {status})", _ADDRESS
         )
 
 
