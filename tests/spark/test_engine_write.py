@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +29,7 @@ from epochal.sinks.files import Files, layout, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark import engine_write
 from epochal.spark.driver_write import DriverWrites
-from epochal.spark.jobs import session_settings
+from epochal.spark.jobs import COMPILED, session_settings
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.row_hash import ObservedRows, fingerprint_of
 from epochal.terms import (
@@ -105,17 +106,56 @@ def plain(rows: int, spark: SparkSession, parts: int = 3) -> DataFrame:
     return spark.range(rows, numPartitions=parts).selectExpr(*COLUMNS)
 
 
+def observed_and_written(frame: DataFrame, folder: Path, *, is_hashed: bool = True) -> Fingerprint:
+    observed = ObservedRows(frame, is_hashed=is_hashed)
+    handle = IDENTITY.job_handle(EpochNumber(0), 1)
+    asked = EngineWrite(handle=handle, format="parquet", folder=str(folder))
+    engine_write.executed(observed.frame, engine_write._command(observed.frame, asked))
+    return observed.fingerprint()
+
+
 def test_the_observed_sum_is_that_of_the_rows(spark: SparkSession, tmp_path: Path) -> None:
-    for at, frame in enumerate((plain(1000, spark), plain(0, spark), plain(1, spark, 1))):
+    frames = plain(1000, spark), plain(0, spark), plain(1, spark, 1)
+    checkpointed = [frame.localCheckpoint() for frame in frames]
+    for at, frame in enumerate((*frames, *checkpointed)):
         for is_hashed in (True, False):
-            observed = ObservedRows(frame, is_hashed=is_hashed)
-            folder = str(tmp_path / f"{at} {is_hashed}")
-            handle = IDENTITY.job_handle(EpochNumber(0), 1)
-            asked = EngineWrite(handle=handle, format="parquet", folder=folder)
-            command = engine_write._command(observed.frame, asked)
-            found = observed.fingerprint(engine_write.executed(observed.frame, command))
+            folder = tmp_path / f"{at} {is_hashed}"
+            found = observed_and_written(frame, folder, is_hashed=is_hashed)
             expected = fingerprint_of(frame)
             assert found == (expected if is_hashed else Fingerprint(expected.rows))
+
+
+def test_rows_are_observed_alike_without_compiled_code(spark: SparkSession, tmp_path: Path) -> None:
+    frame = plain(1000, spark).localCheckpoint()
+    expected = fingerprint_of(frame)
+    wide = frame.selectExpr("*", *(f"id + {n} c{n}" for n in range(200))).localCheckpoint()
+    with session_settings(spark, COMPILED):
+        assert observed_and_written(wide, tmp_path / "wide") == fingerprint_of(wide)
+    settings = {"spark.sql.codegen.wholeStage": "false"}
+    with session_settings(spark, settings):
+        assert observed_and_written(frame, tmp_path / "by stage") == expected
+    with session_settings(spark, {**settings, "spark.sql.codegen.factoryMode": "NO_CODEGEN"}):
+        assert observed_and_written(frame, tmp_path / "interpreted") == expected
+
+
+def test_to_plan_a_job_observes_no_row(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark evaluates a filter of rows that are in the plan itself while it plans."""
+    frame = spark.sql("SELECT * FROM VALUES (1, 'a'), (2, NULL) AS t (id, title)")
+    observed = ObservedRows(frame, is_hashed=True)
+    observed.frame._jdf.queryExecution().executedPlan()
+    assert observed.fingerprint() == Fingerprint(0, 0)
+    assert observed_and_written(frame, tmp_path / "out") == fingerprint_of(frame)
+
+
+def test_a_column_is_computed_once_to_be_hashed_and_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Not so where the optimizer takes what hashes a row below the projection that computes it."""
+    drawn = functions.udf(lambda _: str(uuid4()))  # which Spark believes to be deterministic
+    frame = spark.range(10).select("id", drawn("id").alias("drawn"))
+    with session_settings(spark, {"spark.sql.optimizer.avoidDoubleFilterEval": "false"}):
+        found = observed_and_written(frame, tmp_path / "out")
+    assert found == fingerprint_of(spark.read.parquet(str(tmp_path / "out")))
 
 
 def test_rows_that_spark_writes_are_those_that_tasks_write(

@@ -7,12 +7,12 @@ driver's OutputCommitCoordinator has allowed, to the job's folder. So after a jo
 these files, and no others, are in the folder. With algorithm 2 a task brings its files there by
 itself, and one that then fails leaves them: it is never used.
 
-    project ── refuse partition values that have no form ── sort ── observe (count, hash) ── write
+    project ── count, hash ── refuse partition values that have no form ── sort ── write
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -260,15 +260,14 @@ def write(
 ) -> EngineWritten:
     """Run the job. Where it fails, tasks of it may still write for a while."""
     _hide_aborts(frame.sparkSession._jvm)
-    texts = {} if asked.select else _texts(frame, asked.partition_by)
-    observed = ObservedRows(_refusing(frame, texts, asked), is_hashed=fingerprint, values=texts)
-    shaped = _shaped(observed.frame, asked)
+    observed = ObservedRows(frame, is_hashed=fingerprint)
+    shaped = _shaped(_refusing(observed.frame, asked), asked)
     if asked.format == "hudi":
         # Here, as few pipelines use it.
         from epochal.spark import hudi_write  # noqa: PLC0415
 
         by_hudi = hudi_write.write_staged(shaped, asked)
-        counted = observed.fingerprint(by_hudi.plan)
+        counted = observed.fingerprint()
         _require_same(by_hudi.rows, counted.rows, "Hudi's writer")
         return EngineWritten(
             handle=asked.handle,
@@ -283,25 +282,26 @@ def write(
         from epochal.spark.iceberg_write import write_staged  # noqa: PLC0415
 
         staged = write_staged(shaped, asked)
+        counted = observed.fingerprint()
+        _require_same(staged.rows, counted.rows, "Iceberg's writer")
         return EngineWritten(
             handle=asked.handle,
             schema=schema,
-            fingerprint=observed.fingerprint(staged.plan),
+            fingerprint=counted,
             files=len(staged.reports),
             bytes=staged.bytes,
             reports=staged.reports,
         )
     if asked.has_log:
-        plan, reports = _logged(shaped, asked)
+        reports = _logged(shaped, asked)
         return EngineWritten(
             handle=asked.handle,
             schema=schema,
-            fingerprint=observed.fingerprint(plan),
+            fingerprint=observed.fingerprint(),
             reports=reports,
         )
-    plan = executed(shaped, _command(shaped, asked))
-    counted = observed.fingerprint(plan)
-    files, size, rows = _statistics(plan)
+    files, size, rows = _statistics(executed(shaped, _command(shaped, asked)))
+    counted = observed.fingerprint()
     _require_same(rows, counted.rows, "Spark's writer")
     return EngineWritten(
         handle=asked.handle, schema=schema, fingerprint=counted, files=files, bytes=size
@@ -318,8 +318,8 @@ def _require_same(counted: int, given: int, writer: str) -> None:
 
 def _shaped(frame: DataFrame, asked: EngineWrite) -> DataFrame:
     """
-    The columns that are asked for, in the order within a task that is asked for. Above the
-    observation, which hashes rows as they came: no exchange is between it and the writer.
+    The columns that are asked for, in the order within a task that is asked for. Above what counts
+    and hashes rows, as they came: no exchange is between it and the writer.
     """
     if asked.select:
         kinds = {field.name: field.dataType for field in frame.schema.fields}
@@ -398,12 +398,11 @@ def _scala_map(jvm: Any, items: tuple[tuple[str, str], ...]) -> Any:
     return jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(dict(items))
 
 
-def _logged(frame: DataFrame, asked: EngineWrite) -> tuple[Any, list[str]]:
+def _logged(frame: DataFrame, asked: EngineWrite) -> list[str]:
     """
     Write by Spark's file sink for streams, as its first batch: tasks put files under unique names,
-    and a log entry names those of the attempts that count. The physical plan that ran, and what
-    the entry says of each file. The log is removed: by Hadoop, which keeps objects of its own in
-    the place of folders.
+    and a log entry names those of the attempts that count. What the entry says of each file. The
+    log is removed: by Hadoop, which keeps objects of its own in the place of folders.
     """
     spark: Any = frame.sparkSession
     activate(spark)
@@ -424,7 +423,7 @@ def _logged(frame: DataFrame, asked: EngineWrite) -> tuple[Any, list[str]]:
     if version != _LOG_VERSION:
         raise InvariantBroken(f"the log in {asked.folder} begins with {version!r}")
     files.delete(log, True)
-    return frame._jdf.queryExecution().executedPlan(), reports
+    return reports
 
 
 def activate(spark: Any) -> None:
@@ -480,24 +479,10 @@ def _statistics(plan: Any) -> tuple[int, int, int]:
     return files, size, rows
 
 
-def _texts(frame: DataFrame, partition_by: Sequence[str]) -> dict[str, str]:
+def _refusing(frame: DataFrame, asked: EngineWrite) -> DataFrame:
     """
-    SQL of the value of each partition column of strings. The writer gets the name of a null's
-    folder instead of the null: of a column without nulls it takes no copy, and keeps the order.
-    """
-    from pyspark.sql.types import StringType  # noqa: PLC0415  importable without pyspark
-
-    return {
-        name: f"nullif({quoted(name)}, '{NULL}')"
-        for name in partition_by
-        if isinstance(frame.schema[name].dataType, StringType)
-    }
-
-
-def _refusing(frame: DataFrame, texts: Iterable[str], asked: EngineWrite) -> DataFrame:
-    """
-    The same rows, with the name of a null's folder for nulls of `texts`. A row that the target
-    would not take, or with a value that names no folder, fails the job.
+    The same rows, but for nulls of partition columns of strings. A row that the target would not
+    take, or with a value that names no folder, fails the job.
     """
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
@@ -505,10 +490,19 @@ def _refusing(frame: DataFrame, texts: Iterable[str], asked: EngineWrite) -> Dat
         error = functions.raise_error(functions.lit(_is_null(name).to_line()))
         kept = functions.coalesce(quoted(name), error.cast(frame.schema[name].dataType))
         frame = frame.withColumn(name, kept)
-    for name in texts:
+    for name in () if asked.select else _texts(frame, asked.partition_by):
         text = functions.expr(refusing(name, quoted(name)))
+        # The writer gets the name of a null's folder instead of the null: of a column without nulls
+        # it takes no copy, and keeps the order.
         frame = frame.withColumn(name, functions.coalesce(text, functions.lit(NULL)))
     return frame
+
+
+def _texts(frame: DataFrame, partition_by: Sequence[str]) -> list[str]:
+    """The partition columns of strings."""
+    from pyspark.sql.types import StringType  # noqa: PLC0415  importable without pyspark
+
+    return [name for name in partition_by if isinstance(frame.schema[name].dataType, StringType)]
 
 
 def _is_null(name: str) -> RowRejected:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    plan: Any
-    """The physical plan that ran."""
     rows: int
     """How many rows were read."""
     metadata: str
@@ -43,13 +41,12 @@ class Staged:
 
 def write_staged(rows: DataFrame, asked: EngineWrite) -> Staged:
     """Run the job, for the instant that `asked.table` is."""
-    plan = rows._jdf.queryExecution().executedPlan()
     writer = _Writer(rows.sparkSession, asked)
     if not asked.keys:
         stats = writer.bulk_insert(rows)
-        return writer.staged(plan, sum(int(stat.getNumWrites()) for stat in stats), stats)
+        return writer.staged(sum(int(stat.getNumWrites()) for stat in stats), stats)
     with computed_once(rows) as (fixed, count):
-        return writer.staged(plan, count, writer.upsert(one_per_key(fixed, asked)))
+        return writer.staged(count, writer.upsert(one_per_key(fixed, asked)))
 
 
 def one_per_key(rows: DataFrame, asked: EngineWrite) -> DataFrame:
@@ -153,12 +150,10 @@ class _Writer:
             found.append(status.getStat())
         return found
 
-    def staged(self, plan: Any, rows: int, stats: Iterable[Any]) -> Staged:
+    def staged(self, rows: int, stats: Iterable[Any]) -> Staged:
         metadata = self._hudi.common.model.HoodieCommitMetadata()
         files = size = 0
         for stat in stats:
             metadata.addWriteStat(stat.getPartitionPath(), stat)
             files, size = files + 1, size + int(stat.getFileSizeInBytes())
-        return Staged(
-            plan=plan, rows=rows, metadata=metadata.toJsonString(), files=files, bytes=size
-        )
+        return Staged(rows=rows, metadata=metadata.toJsonString(), files=files, bytes=size)

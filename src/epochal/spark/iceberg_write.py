@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from epochal.contract import EngineWrite
 
 _OPTIONS = {
-    # An exchange of the writer's own, above the observation, would run again and count again.
+    # Below an exchange of the writer's own, rows of a stage that runs again are counted again.
     "distribution-mode": "none",
     # One file per partition value at a time, of sorted rows: memory stays within limits.
     "fanout-enabled": "false",
@@ -38,17 +38,14 @@ _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    plan: Any
-    """The physical plan that ran."""
     reports: list[str]
     """
     What Iceberg says of each file, as JSON: those of the attempts that count, which the driver's
     part of Spark names when the job has succeeded.
     """
 
-    @property
-    def bytes(self) -> int:
-        return sum(json.loads(report)["file-size-in-bytes"] for report in self.reports)
+    rows: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +80,18 @@ def write_staged(rows: DataFrame, asked: EngineWrite) -> Staged:
     try:
         jvm: Any = spark._jvm
         writer: Any = rows.write.format("iceberg").options(**_OPTIONS).mode("append")
-        plan = executed(rows, writer._jwrite.saveCommand(jvm.scala.Option.apply(name)))
+        executed(rows, writer._jwrite.saveCommand(jvm.scala.Option.apply(name)))
         # A job that had no rows stages nothing, and has no entry.
         is_staged = name in iceberg.staged.fetchSetIds(table)
         found = iceberg.staged.fetchNewFiles(table, name) if is_staged else ()
         spec, parser = table.spec(), iceberg.file_parser
-        return Staged(plan=plan, reports=[str(parser.toJson(file, spec)) for file in found])
+        reports = [str(parser.toJson(file, spec)) for file in found]
+        files_read = [json.loads(report) for report in reports]
+        return Staged(
+            reports=reports,
+            rows=sum(file["record-count"] for file in files_read),
+            bytes=sum(file["file-size-in-bytes"] for file in files_read),
+        )
     finally:
         iceberg.staged.clearRewrite(table, name)
         iceberg.cache.remove(name)

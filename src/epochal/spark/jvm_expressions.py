@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -19,6 +20,7 @@ UNAVAILABLE = (PySparkException, Py4JError, TypeError, AttributeError)
 """Raised where a release of Spark, or a session without a JVM, lacks an expression."""
 
 _KEPT_MAX = 64
+_RDD_NODE = "LogicalRDD"
 _Built = TypeVar("_Built")
 _built: WeakKeyDictionary[SparkContext, dict[Hashable, Any]] = WeakKeyDictionary()
 _building = threading.Lock()
@@ -131,6 +133,91 @@ def built_once(frame: DataFrame, key: Hashable, build: Callable[[], _Built]) -> 
             built[key] = build()
         found: _Built = built[key]
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summed:
+    """Rows whose number, and the sum of a long of each, a job adds up while it reads them."""
+
+    frame: DataFrame
+    accumulator: Any
+    """Once a job has ended, `count()` and `sum()` are those of its tasks that succeeded."""
+
+
+def summed(frame: DataFrame, key: Hashable, number: Callable[[], Column]) -> Summed:
+    """
+    The same rows, with a filter that lets all pass: it adds the number of each row to an
+    accumulator, inside of the code that Spark compiles for the whole stage. So every column is read
+    once, for the number and for the row that is passed on. (`observe` is an operator of its own,
+    which takes each row apart again.)
+
+    As a filter has a side effect here, it is put on rows that an RDD gives: from other plans the
+    optimizer could take it through a projection, which then computes its columns a second time, or
+    evaluate it while it plans. `number` is built once for each key.
+    """
+    session: Any = frame.sparkSession
+    parts = _summing(session._jvm, session.version.startswith("3."))
+    accumulator = session._jsc.sc().longAccumulator()
+    setters = built_once(frame, (summed, key), lambda: parts.setters(number()))
+    added = parts.set_all(parts.literal.fromObject(accumulator), setters)
+    nothing = parts.nothing
+    # Not deterministic: it is evaluated once for each row, and where it stands.
+    is_zero = parts.invoke(added, "isZero", parts.boolean, nothing, nothing, False, False, False)
+    rows = _from_rdd(frame)._jdf.filter(parts.column(parts.negated(is_zero)))
+    made: Any = type(frame)
+    return Summed(frame=made(rows, session), accumulator=accumulator)
+
+
+def _from_rdd(frame: DataFrame) -> DataFrame:
+    """The same rows, by an RDD: as a batch of a stream is, and a frame that was checkpointed."""
+    execution, session = frame._jdf.queryExecution(), frame.sparkSession
+    if execution.analyzed().nodeName() == _RDD_NODE:
+        return frame
+    made: Any = type(frame)
+    rows = session._jsparkSession.internalCreateDataFrame(
+        execution.toRdd(), frame._jdf.schema(), False
+    )
+    by_rdd: DataFrame = made(rows, session)
+    return by_rdd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Summing:
+    """What the filter of `summed` is made of, in one JVM."""
+
+    literal: Any
+    setters: Callable[[Column], Any]
+    set_all: Any
+    """An expression that calls methods of an object, each with a value."""
+    invoke: Any
+    negated: Any
+    column: Callable[[Any], Any]
+    boolean: Any
+    nothing: Any
+
+
+@lru_cache(maxsize=1)
+def _summing(jvm: Any, is_before_4: bool) -> _Summing:
+    """Kept: a class of the JVM is found by one call for each part of its name."""
+    sql, python = jvm.org.apache.spark.sql, jvm.PythonUtils
+    expressions = sql.catalyst.expressions
+    convert = None if is_before_4 else sql.classic.ExpressionUtils
+
+    def setters(number: Any) -> Any:
+        jvm_column = number._jc
+        inside = jvm_column.expr() if convert is None else convert.expression(jvm_column)
+        return python.toScalaMap({"add": inside})
+
+    return _Summing(
+        literal=getattr(getattr(expressions, "Literal$"), "MODULE$"),
+        setters=setters,
+        set_all=expressions.objects.InitializeJavaBean,
+        invoke=expressions.objects.Invoke,
+        negated=expressions.Not,
+        column=sql.Column if convert is None else convert.column,
+        boolean=sql.types.DataType.fromDDL("boolean"),
+        nothing=python.toSeq([]),
+    )
 
 
 def limited(frame: DataFrame, rows: int) -> DataFrame:

@@ -11,14 +11,11 @@ of maps and joins the elements of arrays without their number, so these are hash
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from epochal.row_hash import NULL_BITS
 from epochal.spark.projection import quoted
@@ -32,10 +29,6 @@ logger = logging.getLogger("epochal")
 
 ROW_HASH = "__epochal_row_hash"
 _PLAIN = re.compile(r"\w+", re.ASCII)
-_HALF_BITS = 32
-_LOW_MASK = (1 << _HALF_BITS) - 1
-_LOW_MIDDLE = 1 << (_HALF_BITS - 1)
-_OBSERVED = "epochal"
 _ALIKE = frozenset(
     f"{name}Type"
     for name in (
@@ -43,7 +36,6 @@ _ALIKE = frozenset(
         *("Binary", "Date", "Timestamp", "TimestampNTZ"),
     )
 )
-NO_VALUES: Mapping[str, str] = MappingProxyType({})
 
 
 def with_row_hash(frame: DataFrame) -> DataFrame | None:
@@ -61,10 +53,10 @@ def with_row_hash(frame: DataFrame) -> DataFrame | None:
         return None
 
 
-def row_hash(frame: DataFrame, values: Mapping[str, str] = NO_VALUES) -> Column | None:
-    """That column; None where a type prevents it. `values`: see `ObservedRows`."""
+def row_hash(frame: DataFrame) -> Column | None:
+    """That column; None where a type prevents it."""
     try:
-        return _hash_column(frame, values)
+        return _hash_column(frame)
     except _NoHash:
         return None
 
@@ -107,12 +99,12 @@ def _accessible(frame: DataFrame) -> DataFrame:
     )
 
 
-def _hash_column(frame: DataFrame, values: Mapping[str, str] = NO_VALUES) -> Column:
+def _hash_column(frame: DataFrame) -> Column:
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
     from epochal.spark.jvm_expressions import built_once  # noqa: PLC0415
 
-    fields = _Fields.of(frame, values)
+    fields = _Fields.of(frame)
     sql = fields.sql
     if sql is not None:
         # One text: building it from columns would cost several JVM calls for each.
@@ -158,60 +150,35 @@ def fingerprint_of(frame: DataFrame) -> Fingerprint:
 
 class ObservedRows:
     """
-    Counts and hashes the rows of a frame while a job reads them, by Spark's `observe`.
+    Counts and hashes the rows of a frame while a job reads them.
 
-    It must be the last operation before the job: below an exchange, rows of a stage that runs again
-    are counted again. The sum of hashes is made of two halves, each a sum of longs around zero that
-    can't overflow for any number of rows that a frame may have. `values`: SQL of the columns whose
-    value is not what the frame has.
+    Only attempts that count do: those of the job's own tasks that succeeded. Below an exchange,
+    rows of a stage that runs again are counted again, so none may follow, and only one job may read
+    `frame`. The sum of hashes wraps around at 64 bits, as that of a fingerprint does.
     """
 
-    def __init__(
-        self, frame: DataFrame, *, is_hashed: bool, values: Mapping[str, str] = NO_VALUES
-    ) -> None:
-        hashed = row_hash(frame, values) if is_hashed else None
+    def __init__(self, frame: DataFrame, *, is_hashed: bool) -> None:
+        from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
+
+        from epochal.spark.jvm_expressions import summed  # noqa: PLC0415
+
+        hashed = row_hash(frame) if is_hashed else None
         self._is_hashed = hashed is not None
-        self._spark = frame.sparkSession
-        self.frame = frame.observe(_OBSERVED, *_sums(frame, hashed, values))
+        key = frame.schema.json() if self._is_hashed else None
+        self._rows = summed(
+            frame, key, lambda: functions.lit(0).cast("bigint") if hashed is None else hashed
+        )
 
-    def fingerprint(self, plan: Any) -> Fingerprint:
-        """
-        Of the rows that a job on `frame` has read, by the physical plan that ran.
+    @property
+    def frame(self) -> DataFrame:
+        return self._rows.frame
 
-        Not by an `Observation`: Spark's listener bus gives it the end of a job later.
-        """
-        metrics = _collected_metrics(self._spark._jvm)
-        found = json.loads(metrics.collect(plan).apply(_OBSERVED).json())
-        rows = int(found["rows"])
+    def fingerprint(self) -> Fingerprint:
+        """Of the rows that a job on `frame` has read."""
+        rows = int(self._rows.accumulator.count())
         if not self._is_hashed:
             return Fingerprint(rows)
-        low = int(found.get("low") or 0) + rows * _LOW_MIDDLE
-        high = int(found.get("high") or 0) << _HALF_BITS
-        return Fingerprint(rows, (high + low) % FINGERPRINT_MODULUS)
-
-
-def _sums(frame: DataFrame, hashed: Column | None, values: Mapping[str, str]) -> Sequence[Column]:
-    from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
-
-    from epochal.spark.jvm_expressions import built_once  # noqa: PLC0415
-
-    def build() -> Sequence[Column]:
-        rows = functions.count(functions.lit(1)).alias("rows")
-        if hashed is None:
-            return [rows]
-        low = hashed.bitwiseAND(functions.lit(_LOW_MASK)) - functions.lit(_LOW_MIDDLE)
-        high = functions.shiftright(hashed, _HALF_BITS)
-        return [rows, functions.sum(low).alias("low"), functions.sum(high).alias("high")]
-
-    sql = None if hashed is None else _Fields.of(frame, values).sql
-    is_text = hashed is None or sql is not None
-    return built_once(frame, (_OBSERVED, sql), build) if is_text else build()
-
-
-@lru_cache(maxsize=1)
-def _collected_metrics(jvm: Any) -> Any:
-    """Kept: a class of the JVM is found by one call for each part of its name."""
-    return getattr(getattr(jvm.org.apache.spark.sql.execution, "CollectMetricsExec$"), "MODULE$")
+        return Fingerprint(rows, int(self._rows.accumulator.sum()) % FINGERPRINT_MODULUS)
 
 
 class _NoHash(Exception):
@@ -235,11 +202,11 @@ class _Fields:
         self._places: list[str] = []
 
     @classmethod
-    def of(cls, frame: DataFrame, values: Mapping[str, str]) -> _Fields:
-        """The columns of a frame. `values`: see `ObservedRows`."""
+    def of(cls, frame: DataFrame) -> _Fields:
+        """The columns of a frame."""
         fields = cls()
         for field in frame.schema.fields:
-            fields.add(values.get(field.name) or quoted(field.name), field.dataType)
+            fields.add(quoted(field.name), field.dataType)
         return fields
 
     @property

@@ -306,10 +306,8 @@ def test_rows_are_sorted_once(spark, drive, tmp_path):
     handle = driver.identity.job_handle(EpochNumber(0), 1)
     frame = spark.range(10).selectExpr("id n", "nullif(concat('p', id % 3), 'p2') p")
     asked = driver.committer.engine_write(handle, numbered().schema, "parquet")
-    texts = engine_write._texts(frame, asked.partition_by)
-    refusing = engine_write._refusing(frame, texts, asked)
-    observed = ObservedRows(refusing, is_hashed=True, values=texts)
-    sorted_frame = engine_write._shaped(observed.frame, asked)
+    observed = ObservedRows(frame, is_hashed=True)
+    sorted_frame = engine_write._shaped(engine_write._refusing(observed.frame, asked), asked)
     plan = engine_write.executed(sorted_frame, engine_write._command(sorted_frame, asked))
     assert plan.toString().count("Sort [") == 1, plan.toString()
 
