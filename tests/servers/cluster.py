@@ -110,7 +110,7 @@ class BrokerCluster:
                 found, at = [], partition.log_start
                 while at < partition.end:
                     chunk = log.read(at, partition.end, 1 << 30)
-                    found.append(chunk.content)
+                    found.append(chunk.data)
                     at = chunk.before
                 records[number] = b"".join(found)
             store.close()

@@ -14,7 +14,6 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from epochal.broker import handlers
@@ -22,7 +21,7 @@ from epochal.broker.broker import Address, Call
 from epochal.broker.handlers import Handler, api_versions
 from epochal.broker.sasl import Login
 from epochal.broker.standby_answers import refusal
-from epochal.broker.storage.disk import FileSlice
+from epochal.broker.storage.slices import FileSlice
 from epochal.errors import EpochalError
 from epochal.kafka.primitives import ALLOWED, Malformed, Message, Part, skip_tagged
 
@@ -41,10 +40,6 @@ _KNOWN_BYTES = 6
 """The size of a request and its API key: enough to know whether it may be that large."""
 _UNCOUNTED_BYTES = 1 << 14
 _CHUNK_BYTES = 1 << 18
-_FILE_BYTES = 1 << 16
-_SENT_BYTES = 1 << 17
-"""At a time. Of megabytes in one call the kernel hands most to a thread of its own, which waits for
-a processor like any other: a reader on a busy machine got a quarter of the speed."""
 _JOINED_BYTES_MAX = 1 << 17
 """Bytes of a file that are not in memory are more than these."""
 _ANSWERED_BYTES_MAX = 1 << 20
@@ -75,8 +70,6 @@ class Connection(asyncio.Protocol):
         self._out: list[Part] = []
         self._out_bytes = 0
         self._sending: deque[Part | FileSlice] = deque()
-        self._socket_fd = -1
-        """Where the kernel may copy bytes of files to; -1 with TLS."""
         self.later: _LaterAnswer | None = None
         self._host = ""
         self._address = Address(host="", port=0)
@@ -95,8 +88,6 @@ class Connection(asyncio.Protocol):
         self._address = self._ticks.address_for(transport.get_extra_info("sockname"))
         # Bytes that the socket does not take at once are kept here, in pieces that are not copied.
         self._transport.set_write_buffer_limits(high=1, low=0)
-        if transport.get_extra_info("sslcontext") is None:
-            self._socket_fd = transport.get_extra_info("socket").fileno()
         if not self._ticks.admit(self):
             self._transport.abort()
 
@@ -362,16 +353,11 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         try:
-            if self._socket_fd >= 0 and not self._transport.get_write_buffer_size():
-                with suppress(BlockingIOError):
-                    while len(part):
-                        part.send(self._socket_fd, _SENT_BYTES)
-            # What is written here waits for the socket, and so does the rest.
-            if len(part) and not self._is_full:
-                self._transport.write(part.take(_FILE_BYTES))
+            # What the socket does not take waits for it, and so does the rest.
+            while len(part) and not self._is_full:
+                self._transport.write(part.take())
         except OSError as error:
-            if not isinstance(error, ConnectionError):  # else the client has gone
-                self._ticks.log(f"an answer for {self._host} can't be sent: {error}", "sending")
+            self._ticks.log(f"an answer for {self._host} can't be sent: {error}", "sending")
             self._sending.clear()
             self._transport.abort()
             return

@@ -92,7 +92,7 @@ class _Reading:
         limit = min(part.partition_max_bytes, self._left)
         log = self._broker.store.logs[partition.number]
         try:
-            data, before = log.read(start, end, limit)
+            data, before = log.answer(start, end, limit)
         except CorruptRecord as error:
             return self._failed(part, self._broker.report_damage(error))
         if self.size and len(data) > self._left:

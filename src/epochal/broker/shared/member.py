@@ -743,7 +743,7 @@ class ClusterMember:
             at = max(at, partition.log_start)
             if at >= end or not (chunk := log.read(at, end, snapshots.OBJECT_BYTES_MAX)).data:
                 break
-            data = chunk.content
+            data = chunk.data
             one = snapshots.record_object(number, partition.number, at, chunk.before, data)
             await asyncio.to_thread(journal.put_object, one, data)
             made.append(one)

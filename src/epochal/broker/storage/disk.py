@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from epochal.broker.storage.slices import Descriptor
 from epochal.errors import Misconfigured
-from epochal.kafka.primitives import Part, Records
+from epochal.kafka.primitives import Part
 
 _PARTS_A_CALL = 512
-_SLICE_BYTES_MIN = 1 << 17
-"""Fewer bytes are read and sent with the rest of the answer."""
 
 
 class File(Protocol):
@@ -27,8 +25,9 @@ class File(Protocol):
 
     def read(self, at: int, size: int) -> bytes: ...
 
-    def part(self, at: int, size: int) -> Records | FileSlice:
-        """The same bytes for a socket, which may take them from the file."""
+    @property
+    def descriptor(self) -> Descriptor | None:
+        """For a socket, which takes bytes from the file; None where that can't be done."""
 
     def sync(self) -> None:
         """After it, everything appended so far survives a power cut."""
@@ -66,54 +65,6 @@ class Disk(Protocol):
     def sync_folder(self, folder: str) -> None: ...
 
 
-class Descriptor:
-    """A file descriptor that is closed when nobody holds it any more."""
-
-    __slots__ = ("fd",)
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __del__(self) -> None:
-        os.close(self.fd)
-
-
-class FileSlice:
-    """Bytes of a file that are still to be sent; the file may be removed meanwhile."""
-
-    __slots__ = ("_at", "_file", "_left")
-
-    def __init__(self, file: Descriptor, at: int, size: int) -> None:
-        self._file, self._at, self._left = file, at, size
-
-    def __len__(self) -> int:
-        return self._left
-
-    def send(self, socket_fd: int, size: int) -> int:
-        """Let the kernel copy up to `size` of them; returns how many. Raises `OSError`."""
-        size = min(size, self._left)
-        return self._taken(os.sendfile(socket_fd, self._file.fd, self._at, size))
-
-    def take(self, size: int) -> bytes:
-        """Read some of them instead. Raises `OSError`."""
-        data = os.pread(self._file.fd, min(size, self._left), self._at)
-        self._taken(len(data))
-        return data
-
-    def take_all(self) -> bytes:
-        parts = []
-        while self._left:
-            parts.append(self.take(self._left))
-        return b"".join(parts)
-
-    def _taken(self, size: int) -> int:
-        if not size:
-            raise OSError(errno.ENODATA, "a segment is shorter than it was")
-        self._at += size
-        self._left -= size
-        return size
-
-
 class RealFile:
     def __init__(self, path: Path) -> None:
         self._file = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -131,12 +82,11 @@ class RealFile:
                 left[0] = memoryview(left[0])[written:]
 
     def read(self, at: int, size: int) -> bytes:
-        return os.pread(self._fd, size, at)
+        return self._file.read(at, size)
 
-    def part(self, at: int, size: int) -> Records | FileSlice:
-        if size < _SLICE_BYTES_MIN:
-            return self.read(at, size)
-        return FileSlice(self._file, at, size)
+    @property
+    def descriptor(self) -> Descriptor:
+        return self._file
 
     def sync(self) -> None:
         os.fdatasync(self._fd)

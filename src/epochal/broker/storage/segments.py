@@ -25,22 +25,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from epochal.broker.core.entries import Placed, SegmentKnown
-from epochal.broker.storage.checksums import crc32c, crc32c_on, is_of_one_bit, with_one_bit_flipped
-from epochal.broker.storage.disk import Disk, File, FileSlice
+from epochal.broker.storage.checksums import crc32c, is_of_one_bit, with_one_bit_flipped
+from epochal.broker.storage.disk import Disk, File
+from epochal.broker.storage.slices import CHUNK_BYTES, FRONT, FileSlice, checked, damaged
 from epochal.errors import CorruptRecord
 from epochal.kafka import batch_format
-from epochal.kafka.primitives import Records
 
 INDEX_EVERY_BYTES = 1 << 14
 SEGMENT_MS_MAX = 7 * 86_400_000
-_CHUNK_BYTES = 1 << 16
-_CHECKED_BYTES = 1 << 18
-"""Read and checked at a time: they fit into the cache of a processor."""
+_SLICE_BYTES_MIN = 1 << 17
+"""Fewer bytes are read and sent with the rest of the answer."""
 _INDEX_ENTRY = struct.Struct(">qqq")
 _INDEX_CRC = struct.Struct(">I")
 _INDEX_BYTES = _INDEX_ENTRY.size + _INDEX_CRC.size
-_FRONT = struct.Struct(">qiibIhi")
-"""Offset, length, leader epoch, format, checksum, attributes, last offset delta."""
 _OFFSET_AND_LENGTH = struct.Struct(">qi")
 _DELTA_AT = 23
 _I32 = struct.Struct(">i")
@@ -86,17 +83,17 @@ class Found(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The bytes read, and an offset behind all of them."""
+    """Batches, and an offset behind all of them."""
 
-    data: Records | FileSlice
+    data: bytes
     before: int
 
-    @property
-    def content(self) -> bytes:
-        """The bytes themselves; once."""
-        if isinstance(self.data, FileSlice):
-            return self.data.take_all()
-        return bytes(self.data)
+
+class Answer(NamedTuple):
+    """The same for a socket, which may take the bytes from a file."""
+
+    data: bytes | FileSlice
+    before: int
 
 
 @dataclass(slots=True, eq=False)
@@ -210,14 +207,24 @@ class PartitionLog:
         """
         Whole batches from the one with `start` up to `end`, which is where a batch begins.
 
-        At least one where there is any, however large; otherwise about `bytes_max`, and the last
-        one may be cut short, as the protocol allows.
+        At least one where there is any, however large; otherwise up to `bytes_max`.
         """
-        if not self.tail_offsets or start < self.tail_offsets[0]:
-            found = self._read_segments(start, end, bytes_max)
-            if found.data:
-                return found
-        return self._read_tail(start, end, bytes_max)
+        found = self._in_segments(start, end, bytes_max)
+        if found is None:
+            return self._read_tail(start, end, bytes_max)
+        return self._checked(*found)
+
+    def answer(self, start: int, end: int, bytes_max: int) -> Answer | Chunk:
+        """The same for a socket. Large answers are checked while they are sent."""
+        found = self._in_segments(start, end, bytes_max)
+        if found is None:
+            return self._read_tail(start, end, bytes_max)
+        segment, first, size, behind = found
+        path = self.path(segment)
+        file = self._files.get(path).descriptor
+        if size < _SLICE_BYTES_MIN or file is None:
+            return self._checked(*found)
+        return Answer(FileSlice(file, path, first.position, size, first.base_offset), behind)
 
     def _read_tail(self, start: int, end: int, bytes_max: int) -> Chunk:
         at = max(bisect_right(self.tail_offsets, start) - 1, 0)
@@ -233,59 +240,56 @@ class PartitionLog:
         behind = self.tail_offsets[at] if at < len(self.tail) else self.end
         return Chunk(b"".join(parts), behind)
 
-    def _read_segments(self, start: int, end: int, bytes_max: int) -> Chunk:
+    def _in_segments(
+        self, start: int, end: int, bytes_max: int
+    ) -> tuple[Segment, Found, int, int] | None:
+        """
+        The segment with an offset, the batch with it, how many bytes to read from there on, and the
+        offset behind them. None where the batch is in memory.
+        """
+        if self.tail_offsets and start >= self.tail_offsets[0]:
+            return None
         at = bisect_right(self.segments, start, key=lambda segment: segment.base_offset) - 1
         for segment in self.segments[max(at, 0) :]:
             if segment.base_offset >= end:
                 break
             found = self._find(segment, start)
-            if found is None:
-                continue
-            size = min(max(bytes_max, found.size), segment.size - found.position)
-            size, behind = self._checked(segment, found, size, end)
-            file = self._files.get(self.path(segment))
-            return Chunk(file.part(found.position, size), behind)
-        return Chunk(b"", start)
+            if found is not None:
+                return segment, found, *self._extent(segment, found, bytes_max, end)
+        return None
 
-    def _checked(self, segment: Segment, first: Found, size: int, end: int) -> tuple[int, int]:
+    def _checked(self, segment: Segment, first: Found, size: int, behind: int) -> Chunk:
         """
-        Check batches from `first` on, up to an offset and within `size` bytes.
-
-        Returns how many bytes they are, and the offset behind them. Raises if the first is damaged.
+        The batches of so many bytes from `first` on, up to one that is damaged. Raises
+        `CorruptRecord` if that is the first.
         """
-        file = self._files.get(self.path(segment))
-        chunk, chunk_at, at, offset = b"", 0, 0, first.base_offset
-        while offset < end and at + batch_format.HEADER_BYTES <= size:
-            if at + batch_format.HEADER_BYTES > chunk_at + len(chunk):
-                chunk_at = at
-                chunk = file.read(first.position + at, min(size - at, _CHUNK_BYTES))
-                if len(chunk) < batch_format.HEADER_BYTES:
-                    break
-            base_offset, length, epoch, magic, crc, _, delta = _FRONT.unpack_from(
-                chunk, at - chunk_at
-            )
-            behind = at + batch_format.LENGTH_FROM + length
-            is_whole = at + batch_format.HEADER_BYTES <= behind <= size
-            if base_offset != offset or magic != batch_format.MAGIC or epoch or not is_whole:
-                break
-            found = crc32c(chunk[at + batch_format.CRC_FROM - chunk_at : behind - chunk_at])
-            # A batch larger than the chunk: the rest is read in pieces that are not copied again.
-            done = chunk_at + len(chunk)
-            while done < behind:
-                piece = file.read(first.position + done, min(behind - done, _CHECKED_BYTES))
-                if not piece:
-                    break
-                found = crc32c_on(found, piece)
-                done += len(piece)
-            if found != crc:
-                break
-            at, offset = behind, offset + delta + 1
-        if not at:
-            raise self._damaged(segment, first.position)
-        return at, offset
+        read = self._files.get(self.path(segment)).read
+        pieces = list(checked(read, first.position, size, first.base_offset))
+        if not pieces:
+            raise damaged(self.path(segment), first.position)
+        data = b"".join(piece.data for piece in pieces)
+        return Chunk(data, behind if len(data) == size else pieces[-1].behind)
 
-    def _damaged(self, segment: Segment, position: int) -> CorruptRecord:
-        return damaged(self.path(segment), position)
+    def _extent(self, segment: Segment, first: Found, bytes_max: int, end: int) -> tuple[int, int]:
+        """
+        How many bytes the batches from `first` on have, up to an offset and within `bytes_max`
+        unless the first is larger, and the offset behind them: by the index and a few headers.
+        """
+        limit = first.position + max(bytes_max, first.size)
+        position, offset = first.position, first.base_offset
+        at = min(bisect_right(segment.positions, limit), bisect_right(segment.offsets, end)) - 1
+        if at >= 0 and segment.positions[at] > position:
+            position, offset = segment.positions[at], segment.offsets[at]
+        path = self.path(segment)
+        try:
+            for found, last in Walk(self._files.get(path), path, position, segment.size, offset):
+                behind = found.position + found.size
+                if offset >= end or behind > limit:
+                    break
+                position, offset = behind, last + 1
+        except CorruptRecord:
+            pass  # up to there; a read of that batch reports it
+        return position - first.position, offset
 
     def _find(self, segment: Segment, offset: int) -> Found | None:
         """The first batch that ends at or behind an offset."""
@@ -297,7 +301,7 @@ class PartitionLog:
             position = found.position
         if offset < segment.end_offset:
             # The last batch claims to end before the segment does: no reader is led beyond it.
-            raise self._damaged(segment, position)
+            raise damaged(self.path(segment), position)
         return None
 
     def _walk(self, segment: Segment, at: int = -1) -> Walk:
@@ -312,8 +316,7 @@ class PartitionLog:
         )
 
     def _batch_at(self, segment: Segment, found: Found) -> bytes:
-        self._checked(segment, found, found.size, found.base_offset + 1)
-        return self._files.get(self.path(segment)).read(found.position, found.size)
+        return self._checked(segment, found, found.size, found.base_offset).data
 
     def since(self, timestamp_ms: int, start: int) -> list[bytes]:
         """
@@ -514,13 +517,6 @@ def _index_entry(offset: int, position: int, timestamp_ms: int) -> bytes:
     return row + _INDEX_CRC.pack(crc32c(row))
 
 
-def damaged(path: str, position: int) -> CorruptRecord:
-    return CorruptRecord(
-        f"the broker's segment {path} is damaged at byte {position}",
-        hint="restore the data folder from a backup, or delete the records up to there",
-    )
-
-
 def is_one_bit_off(data: bytes) -> bool:
     """Whether the batch at the start of `data` is whole but for one flipped bit."""
     head, behind = data[: batch_format.HEADER_BYTES], data[batch_format.HEADER_BYTES :]
@@ -528,7 +524,7 @@ def is_one_bit_off(data: bytes) -> bool:
         return False
     for changed in (head, *with_one_bit_flipped(head)):
         # The head itself too: its offset may be wrong, which its checksum does not cover.
-        _, length, _, _, crc, *_ = _FRONT.unpack_from(changed)
+        _, length, _, _, crc, *_ = FRONT.unpack_from(changed)
         size = length + batch_format.LENGTH_FROM - batch_format.HEADER_BYTES
         if 0 <= size <= len(behind):
             covered = changed[batch_format.CRC_FROM :], behind[:size]
@@ -564,11 +560,11 @@ class Walk:
         at = self._position - self._chunk_at
         if at + batch_format.HEADER_BYTES > len(self._chunk):
             left = self._end - self._position
-            self._chunk = self._file.read(self._position, min(_CHUNK_BYTES, left))
+            self._chunk = self._file.read(self._position, min(CHUNK_BYTES, left))
             self._chunk_at, at = self._position, 0
             if len(self._chunk) < batch_format.HEADER_BYTES:
                 raise damaged(self._path, self._position)
-        base_offset, length, epoch, magic, _, _, delta = _FRONT.unpack_from(self._chunk, at)
+        base_offset, length, epoch, magic, _, _, delta = FRONT.unpack_from(self._chunk, at)
         size = length + batch_format.LENGTH_FROM
         is_good = base_offset == self._offset and epoch == 0 and magic == batch_format.MAGIC
         is_inside = batch_format.HEADER_BYTES <= size <= self._end - self._position
