@@ -1,7 +1,7 @@
 """Clusters of etcd of the tests' own: one node or three, with TLS and users where asked for.
 
-etcd is unpacked from two suites of Debian under `.cache/`: 3.4 from this machine's own release or
-an older one, 3.5 from a newer one. Nothing of the system changes.
+etcd is unpacked from two suites of Debian: 3.4 from this machine's own release or an older one, 3.5
+from a newer one. Nothing of the system changes.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from typing import Any
 
 from servers.jvm import QUICK
 from servers.maven import artifact
-from servers.programs import ROOT, jdk_java
+from servers.programs import jdk_java
 
 RELEASE = "2.3.232"
-_PROGRAM = ROOT / "tests" / "sinks" / "oracle" / "java" / "H2.java"
+_PROGRAM = Path(__file__).resolve().parent.parent / "sinks" / "oracle" / "java" / "H2.java"
 
 
 class H2Error(Exception):

@@ -1,7 +1,8 @@
-"""Jars for tests, from Maven, fetched at the first call into `.cache/`, one at a time."""
+"""Jars for tests, from Maven, fetched at the first call, one at a time."""
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def dependencies(
         words = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
         _maven(home, *words, f"-DoutputDirectory={home / 'jars'}")
 
-    return _once(name, fetch) / "jars"
+    return _once(name, fetch, *coordinates, *excluded) / "jars"
 
 
 def artifact(name: str, coordinate: str) -> Path:
@@ -46,7 +47,7 @@ def artifact(name: str, coordinate: str) -> Path:
         words = [f"-Dartifact={coordinate}", f"-DoutputDirectory={home / 'jars'}"]
         _maven(home, "dependency:copy", *words)
 
-    (jar,) = (_once(name, fetch) / "jars").glob("*.jar")
+    (jar,) = (_once(name, fetch, coordinate) / "jars").glob("*.jar")
     return jar
 
 
@@ -61,12 +62,16 @@ def unpacked(name: str, coordinate: str) -> Path:
             opened.extractall(home / "unpacked", filter="data")
         archive.unlink()
 
-    return _once(name, fetch) / "unpacked"
+    return _once(name, fetch, coordinate) / "unpacked"
 
 
-def _once(name: str, fetch: Callable[[Path], None]) -> Path:
-    """Maven's own store of jars does not like two of it at work."""
-    return fetched(name, fetch, lock="maven")
+def _once(name: str, fetch: Callable[[Path], None], *coordinates: str) -> Path:
+    """
+    By what is fetched, as the cache outlives a change of it; one at a time, as Maven's own store of
+    jars does not like two of it at work.
+    """
+    digest = hashlib.sha256(" ".join(coordinates).encode()).hexdigest()[:8]
+    return fetched(f"{name}-{digest}", fetch, lock="maven")
 
 
 def _maven(home: Path, *words: str) -> None:

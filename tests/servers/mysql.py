@@ -1,7 +1,7 @@
 """A MariaDB and a MySQL of the tests' own.
 
 MariaDB is Debian's package mariadb-server. MySQL is in Debian's suite unstable only: it is unpacked
-under `.cache/`, with its own C library, and the data of a new server is made once, to be copied.
+with its own C library, and the data of a new server is made once, to be copied.
 
 Each listens on a loopback port and can be killed and started again like a machine that lost power.
 """

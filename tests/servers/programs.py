@@ -1,8 +1,8 @@
 """Programs that no Python package brings: Debian's packages do.
 
 Packages of this machine's own release are installed, where root runs the tests. Those of another
-suite are only unpacked, under `.cache/`, and run with the libraries unpacked beside them: nothing
-of the system changes.
+suite are only unpacked, into the user's cache, and run with the libraries unpacked beside them:
+nothing of the system changes, and a fresh clone finds what another one has fetched.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-CACHE = ROOT / ".cache"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "epochal-tests"
 _LEAN = ("--no-install-recommends",)
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _FETCH_MAX_S = 900
@@ -78,9 +77,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def fetched(name: str, fetch: Callable[[Path], None], *, lock: str) -> Path:
-    """A folder of `.cache/` that `fetch` fills, once on this machine."""
+    """A folder of the cache that `fetch` fills, once on this machine."""
     home = CACHE / name
-    CACHE.mkdir(exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
     with locked(CACHE / f"{lock}.lock"):
         if not (home / "complete").exists():
             shutil.rmtree(home, ignore_errors=True)
