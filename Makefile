@@ -20,7 +20,7 @@ format: ## put the code into its format, and fix what ruff can
 	$(RUN) python tools/check.py --fix
 
 test: ## run the tests (ARGS="-k name")
-	$(RUN) pytest tests -m "not proof" --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(RUN) pytest tests -m "not proof" --numprocesses 5 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 demo: ## see exactly-once hold while the pipeline is killed (ARGS="--rows 1000")
 	$(RUN) epochal demo $(ARGS)
