@@ -70,7 +70,6 @@ from epochal.kit.parquet import (
     column_statistics,
     has_nan,
     null_count,
-    nullable_inside,
 )
 from epochal.sinks.iceberg.partitions import schema_of_spec
 
@@ -394,7 +393,7 @@ class ParquetFile:
 
     def write(self, rows: Any) -> None:
         self.arrow_bytes += rows.nbytes
-        self._writer.write(rows.cast(nullable_inside(rows.schema)))
+        self._writer.write(rows)
 
     def close(self, *, sort_order_id: int | None) -> DataFile:
         self._writer.close()

@@ -20,6 +20,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, index_by_id, index_name_by_id
 
 from epochal.errors import RowRejected
+from epochal.kit.parquet import nullable_inside
 
 _UUID_BYTES = 16
 _PROMOTED = {
@@ -133,7 +134,9 @@ class ColumnMatch:
     """Turns batches of one schema into the table's own columns, with their field ids."""
 
     def __init__(self, rows: pa.Schema, table: Schema) -> None:
-        self.schema: pa.Schema = schema_to_pyarrow(table, include_field_ids=True)
+        self._strict: pa.Schema = schema_to_pyarrow(table, include_field_ids=True)
+        # Where a struct is null, its required fields have no value either.
+        self._schema = nullable_inside(self._strict)
         self._required = [field.name for field in table.fields if field.required]
         self._required_inside = [
             field.name for field in table.fields if has_required_inside(field.field_type)
@@ -143,24 +146,25 @@ class ColumnMatch:
 
     def cast(self, rows: pa.Table) -> pa.Table:
         try:
-            columns = [self._column(rows, field) for field in self.schema]
+            columns = [self._column(rows, field) for field in self._schema]
         except (pa.ArrowInvalid, ValueError) as error:
             raise RowRejected(
                 f"a value does not fit its column: {error}",
                 "cast it in the query, or give the column a wider type",
             ) from error
         for name in self._required:
-            nulls = columns[self.schema.get_field_index(name)].null_count
+            nulls = columns[self._schema.get_field_index(name)].null_count
             if nulls:
                 raise RowRejected(
                     f"column {name} is required, and {nulls} of {rows.num_rows} rows have none",
                     f'where="{name} IS NOT NULL" leaves them out',
                 )
         for name in self._required_inside:
-            column = columns[self.schema.get_field_index(name)]
-            if any(_has_null_element(chunk, chunk.type) for chunk in column.chunks):
+            column = columns[self._schema.get_field_index(name)]
+            kind = self._strict.field(name).type
+            if any(_has_null_inside(chunk, kind) for chunk in column.chunks):
                 raise null_inside(name)
-        return pa.Table.from_arrays(columns, schema=self.schema)
+        return pa.Table.from_arrays(columns, schema=self._schema)
 
     def _column(self, rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
         if field.name not in self._given:
@@ -173,19 +177,19 @@ class ColumnMatch:
         return column if column.type == field.type else column.cast(field.type)
 
 
-def _has_null_element(values: pa.Array, kind: pa.DataType) -> bool:
-    """Whether a list or map, at any depth, has a null where there may be none; Arrow casts it."""
+def _has_null_inside(values: pa.Array, kind: pa.DataType) -> bool:
+    """Whether a value, at any depth, has a null where its type `kind` allows none."""
+    inner: list[tuple[pa.Field, pa.Array]] = []
     if pa.types.is_struct(kind):
-        return any(_has_null_element(one, one.type) for one in values.flatten())
-    if not (_is_list(kind) or pa.types.is_map(kind)):
-        return False
-    field, inner = (
-        (kind.item_field, _items(values.drop_null()))
-        if pa.types.is_map(kind)
-        else (kind.value_field, values.flatten())
+        inner = list(zip(kind, values.drop_null().flatten(), strict=True))
+    elif pa.types.is_map(kind):
+        inner = [(kind.item_field, _items(values.drop_null()))]
+    elif _is_list(kind):
+        inner = [(kind.value_field, values.flatten())]
+    return any(
+        (one.null_count > 0 and not field.nullable) or _has_null_inside(one, field.type)
+        for field, one in inner
     )
-    has_null = not field.nullable and inner.null_count > 0
-    return has_null or _has_null_element(inner, inner.type)
 
 
 def _items(maps: pa.MapArray) -> pa.Array:
