@@ -457,10 +457,13 @@ def test_a_table_has_every_row_once_wherever_the_driver_dies_and_late_tasks_writ
 
 
 @pytest.fixture
-def bucket(spark: SparkSession) -> Iterator[S3Server]:
-    """A store that Spark reaches, too, where it has the classes for it."""
+def bucket(spark: SparkSession, has_runtime: bool) -> Iterator[S3Server]:
+    """
+    A store that Spark reaches, too, where it has the classes for it. Elsewhere its settings stay as
+    they are: files of tests share its context, and one asks who has set them.
+    """
     with running_s3() as server:
-        for name, value in s3a.settings(server).items():
+        for name, value in s3a.settings(server).items() if has_runtime else ():
             conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
             conf.set(name.removeprefix("spark.hadoop."), value)
         yield server
