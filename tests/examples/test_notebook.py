@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-import time
 from pathlib import Path
 
 import nbformat
@@ -31,12 +30,14 @@ class Notebook:
 
     def interrupted(self, source: str) -> str:
         """What a further cell shows that the stop button ends: SIGINT, once it runs."""
-        number = len(self._client.nb.cells)
-        button = threading.Thread(target=self._press_stop, args=(number,), daemon=True)
+        number, has_ended = len(self._client.nb.cells), threading.Event()
+        button = threading.Thread(target=self._press_stop, args=(number, has_ended), daemon=True)
         button.start()
-        text = self.show(f"import os\nprint('pid', os.getpid(), flush=True)\n{source}")
-        button.join(60)
-        return text
+        try:
+            return self.show(f"import os\nprint('pid', os.getpid(), flush=True)\n{source}")
+        finally:
+            has_ended.set()
+            button.join(60)
 
     def show(self, source: str) -> str:
         """What a further cell shows."""
@@ -44,15 +45,15 @@ class Notebook:
         number = len(self._client.nb.cells) - 1
         return shown(self._client.execute_cell(self._client.nb.cells[number], number))
 
-    def _press_stop(self, number: int) -> None:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
+    def _press_stop(self, number: int, has_ended: threading.Event) -> None:
+        """Again, as a person would: Python misses a signal just before it waits for a socket."""
+        pause_s = 0.05
+        while not has_ended.wait(pause_s):
             cells = self._client.nb.cells[number:]
             running = re.search(r"pid (\d+)", "".join(map(shown, cells)))
             if running is not None:
                 os.kill(int(running[1]), signal.SIGINT)
-                return
-            time.sleep(0.05)
+                pause_s = 10.0
 
 
 def shown(cell: nbformat.NotebookNode) -> str:

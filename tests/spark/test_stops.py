@@ -17,12 +17,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from py4j.clientserver import ClientServerConnection
+from py4j.protocol import EMPTY_RESPONSE, Py4JNetworkError
 from spark_stage import SlowWriter, Source, cached, ids, run_to_end, slowly, wait_for
 
 from epochal.coordinator import EpochFigures, by_hand
 from epochal.coordinator.environment import new_uid
 from epochal.coordinator.journal import read_state
 from epochal.errors import GateRefused, Misconfigured, Refused, TaskFailed
+from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
 from epochal.spark.engine_write import SessionWriter
@@ -286,6 +289,41 @@ def _said(script: subprocess.Popen[str]) -> Any:
     line = script.stdout.readline()
     assert line, "the script has ended"
     return json.loads(line)
+
+
+@pytest.mark.parametrize(
+    ("form", "call"), [("parquet", "commandExecuted"), ("jsonl", "collectToPython")]
+)
+def test_a_job_whose_answer_is_lost_is_not_run_again_beside_itself(
+    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, form: str, call: str
+) -> None:
+    """py4j sends again what was not answered, as when Ctrl-C closes connections of all threads."""
+    really_send = ClientServerConnection.send_command
+    sent: list[str] = []
+
+    def lose_answer(connection: ClientServerConnection, command: str) -> str:
+        answer = really_send(connection, command)
+        if threading.current_thread().name == "epochal-a" and f"\n{call}\n" in command:
+            sent.append(command)
+            raise Py4JNetworkError("Answer from Java side is empty", when=EMPTY_RESPONSE)
+        return cast("str", answer)
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", lose_answer)
+    source.add_numbers(epochs=1)
+    # Maps with other keys than texts are written as JSON by tasks only.
+    stream = source.stream.selectExpr("id", "map(id, id) AS pairs")
+    sinks = [Files(checkpoint.parent / name, format=form, name=name) for name in ("a", "b")]
+    pipeline = Pipeline("lost", sinks)
+    query = pipeline.start(stream, checkpoint, processingTime="0 seconds")
+    wait_for(lambda: not query.isActive)
+    assert isinstance(pipeline.error, TaskFailed)
+    pipeline.close()
+    assert len(sent) == 1
+    monkeypatch.undo()
+    run_to_end(Pipeline("lost", sinks), stream, checkpoint)
+    for sink in sinks:
+        found = read_epochs(checkpoint.parent / sink.name).to_table(columns=["id"])
+        assert sorted(found["id"].to_pylist()) == source.ids
 
 
 @pytest.mark.timeout(600)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from epochal.contract import EngineWrites
@@ -274,12 +274,14 @@ def _prepare(
         if ability.granted:
             handle = part.identity.job_handle(epoch, part.job_number)
             asked = part.engine.engine_write(handle, schema, form)
-            written = engine_write.write(frame, asked, schema, fingerprint=fingerprint)
+            with sent_once(batch.sparkSession):
+                written = engine_write.write(frame, asked, schema, fingerprint=fingerprint)
             return (part.engine.gather(written),)
     rows, job = job_of(_transfer(frame, part, schema, fingerprint=fingerprint))
     if part.writers_max is not None:
         rows = rows.coalesce(part.writers_max)
-    collected = rows.mapInArrow(job, _receipt_schema()).collect()
+    with sent_once(batch.sparkSession):
+        collected = rows.mapInArrow(job, _receipt_schema()).collect()
     return tuple(receipt_in(json.loads(row[0])) for row in collected)
 
 
@@ -328,6 +330,46 @@ def _transfer(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: b
     hashed = with_row_hash(frame) if fingerprint else None
     rows = for_transfer(frame if hashed is None else hashed, frame.schema)
     return _Transfer(rows=rows, is_hashed=hashed is not None, is_packed=False)
+
+
+_job = threading.local()
+"""Whether calls to the JVM by this thread run a job of ours."""
+
+
+@contextmanager
+def sent_once(spark: SparkSession) -> Iterator[None]:
+    """
+    Let no call of a job be sent to the JVM again: the job would run twice at the same time, with
+    tasks that each take themselves for the first (`Task.is_first`), and writers in one folder.
+
+    py4j does so where an answer does not come. Ctrl-C in the main thread closes the connections of
+    every thread, and so brings it about. Such a job fails instead, and its late tasks are known of.
+    """
+    if is_connect(spark):
+        yield  # see `connect`, which lets nothing be sent again
+        return
+    context: Any = spark.sparkContext
+    _ask_before_resending(context._gateway._gateway_client)
+    _job.is_sent = True
+    try:
+        yield
+    finally:
+        _job.is_sent = False
+
+
+@lru_cache(maxsize=1)
+def _ask_before_resending(client: Any) -> None:
+    from py4j.protocol import ERROR_ON_SEND  # noqa: PLC0415  importable without pyspark
+
+    should_retry = client._should_retry
+
+    def asked(retry: bool, connection: Any, error: Any = None) -> bool:
+        is_lost = error is not None and error.when != ERROR_ON_SEND
+        if is_lost and getattr(_job, "is_sent", False):
+            return False
+        return bool(should_retry(retry, connection, error))
+
+    client._should_retry = asked
 
 
 @contextmanager
