@@ -9,16 +9,17 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from py4j.clientserver import ClientServerConnection
-from py4j.protocol import EMPTY_RESPONSE, Py4JNetworkError
+from py4j.protocol import EMPTY_RESPONSE, ERROR_ON_SEND, Py4JError, Py4JNetworkError
 from spark_stage import SlowWriter, Source, cached, ids, run_to_end, slowly, wait_for
 
 from epochal.coordinator import EpochFigures, by_hand
@@ -33,6 +34,9 @@ from epochal.spark.jobs import COMPILED, Part, prepare_all
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.progress import Progress
 from epochal.terms import EpochNumber, Generation, Identity, Limits
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def _ends(error: BaseException) -> Callable[[Any], Any]:
@@ -294,8 +298,8 @@ def _said(script: subprocess.Popen[str]) -> Any:
 @pytest.mark.parametrize(
     ("form", "call"), [("parquet", "commandExecuted"), ("jsonl", "collectToPython")]
 )
-def test_a_job_whose_answer_is_lost_is_not_run_again_beside_itself(
-    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, form: str, call: str
+def test_a_load_whose_answer_is_lost_is_not_run_again_beside_itself(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, call: str
 ) -> None:
     """py4j sends again what was not answered, as when Ctrl-C closes connections of all threads."""
     really_send = ClientServerConnection.send_command
@@ -303,24 +307,54 @@ def test_a_job_whose_answer_is_lost_is_not_run_again_beside_itself(
 
     def lose_answer(connection: ClientServerConnection, command: str) -> str:
         answer = really_send(connection, command)
-        if threading.current_thread().name == "epochal-a" and f"\n{call}\n" in command:
+        if f"\n{call}\n" in command:
             sent.append(command)
             raise Py4JNetworkError("Answer from Java side is empty", when=EMPTY_RESPONSE)
         return cast("str", answer)
 
-    monkeypatch.setattr(ClientServerConnection, "send_command", lose_answer)
-    source.add_numbers(epochs=1)
     # Maps with other keys than texts are written as JSON by tasks only.
-    stream = source.stream.selectExpr("id", "map(id, id) AS pairs")
-    sinks = [Files(checkpoint.parent / name, format=form, name=name) for name in ("a", "b")]
-    pipeline = Pipeline("lost", sinks)
-    query = pipeline.start(stream, checkpoint, processingTime="0 seconds")
-    wait_for(lambda: not query.isActive)
-    assert isinstance(pipeline.error, TaskFailed)
-    pipeline.close()
+    rows = spark.range(100).selectExpr("id", "map(id, id) AS pairs")
+    pipeline = Pipeline("lost", [Files(tmp_path / "out", format=form)])
+    with monkeypatch.context() as patched:
+        patched.setattr(ClientServerConnection, "send_command", lose_answer)
+        with pytest.raises(TaskFailed):
+            pipeline.write(rows, run="first", checkpoint=tmp_path / "chk")
     assert len(sent) == 1
-    monkeypatch.undo()
-    run_to_end(Pipeline("lost", sinks), stream, checkpoint)
+    pipeline.write(rows, run="first", checkpoint=tmp_path / "chk")
+    found = read_epochs(tmp_path / "out").to_table(columns=["id"])["id"].to_pylist()
+    assert sorted(found) == list(range(100))
+
+
+def test_a_query_goes_on_after_ctrl_c_in_calls_to_spark(
+    source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the stop button of a notebook: py4j closes all connections that Python has opened."""
+    really_send = ClientServerConnection.send_command
+
+    def interrupt(connection: ClientServerConnection, command: str) -> str:
+        is_main = threading.current_thread() is threading.main_thread()
+        if not (is_main and "\nawaitTermination\n" in command):
+            return cast("str", really_send(connection, command))
+        try:
+            connection.socket.sendall(command.encode())
+        except OSError as error:
+            raise Py4JNetworkError("Error while sending", error, ERROR_ON_SEND) from error
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", interrupt)
+    sinks = [Files(checkpoint.parent / name, name=name) for name in ("a", "b")]
+    pipeline = Pipeline("on", sinks)
+    query = pipeline.start(source.stream, checkpoint, processingTime="0 seconds")
+    for _ in range(20):
+        source.add_numbers(epochs=1)
+        # The others are raised by what py4j does about the first.
+        with pytest.raises((KeyboardInterrupt, Py4JError, OSError)):
+            query.awaitTermination()
+    wait_for(lambda: pipeline.error or pipeline.metrics().commits == 20)
+    assert (active_runs.is_active(query), pipeline.error) == (True, None)
+    active_runs.stop_query(query)
+    pipeline.close()
     for sink in sinks:
         found = read_epochs(checkpoint.parent / sink.name).to_table(columns=["id"])
         assert sorted(found["id"].to_pylist()) == source.ids

@@ -59,6 +59,8 @@ _LOOK_EVERY_S = 0.01
 _BEHIND = ("maxOffsetsBehindLatest", "numFilesOutstanding")
 """What Kafka's source, and platforms' file sources, call what is there and not read yet."""
 _RESTARTS = "spark.sql.streaming.stopActiveRunOnRestart"
+_ASKED_MAX = 3
+"""How often Spark's JVM is asked before it is taken for gone: see `_await_answered`."""
 
 
 class Run:
@@ -222,7 +224,7 @@ class Run:
     def _await_end(self, query: StreamingQuery) -> None:
         # A thread and not a listener: a listener would be called into Python at every progress.
         try:
-            query.awaitTermination()
+            _await_answered(query)
         except Exception as error:  # the query itself reports how it ended
             logger.debug("%s: the query has ended", self.location, exc_info=error)
             why = stop_or_error(error, "the query", is_stopped=lambda: False)
@@ -544,12 +546,30 @@ def _await_end_of(query: StreamingQuery) -> None:
         )
 
 
+def _await_answered(query: StreamingQuery) -> None:
+    """
+    Wait for the end of a query. Ctrl-C in a call to Spark of another thread closes the connection
+    of this one, too: then the query goes on, and is waited for again.
+    """
+    while True:
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            if is_jvm_gone(error) and is_active(query):
+                continue
+            raise
+        return
+
+
 def is_active(query: StreamingQuery) -> bool:
     """Whether a query is neither stopped nor failed; False where Spark's JVM has exited."""
-    try:
-        return query.isActive
-    except Exception:  # noqa: BLE001  whatever a dead gateway raises
-        return False
+    for _ in range(_ASKED_MAX):
+        try:
+            return query.isActive
+        except Exception as error:  # noqa: BLE001  whatever a dead gateway raises
+            if not is_jvm_gone(error):
+                return False
+    return False
 
 
 def _forget(run: Run | RemoteRun) -> None:

@@ -117,7 +117,7 @@ def as_epochal(error: BaseException, doing: str) -> EpochalError:
         return carried
     if is_jvm_gone(error):
         return TaskFailed(
-            f"{doing}: Spark's JVM has exited",
+            f"{doing}: Spark's JVM has exited, or Ctrl-C in a call to Spark has cut it off",
             "nothing is lost: start again; its last lines on stderr, or the system's log, say "
             "whether it was killed or ran out of memory",
         )

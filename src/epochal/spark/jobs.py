@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from epochal.contract import EngineWrites
 from epochal.coordinator.gates import is_interrupt
 from epochal.coordinator.targets import engine_choice
+from epochal.errors import TaskFailed
 from epochal.kit.row_layout import LaysOutRows
 from epochal.protocol.receipts import receipt_in
 from epochal.spark import engine_write
@@ -46,6 +47,8 @@ logger = logging.getLogger("epochal")
 
 _DESCRIPTION = "spark.job.description"
 _RELEASE_WAIT_MAX_S = 5.0
+_LOOK_EVERY_S = 5.0
+_NO_CALLS = "the epoch is tried again at the next start; the JVM's log on stderr has the reason"
 COMPILED = {"spark.sql.codegen.hugeMethodLimit": "8000"}
 """
 Of the session, while our jobs run. HotSpot compiles no larger method, and by default Spark makes
@@ -150,7 +153,7 @@ def prepare_all(
             if len(parts) == 1:
                 run(parts[0])
             else:
-                _in_parallel(run, parts, cancel, _thread_class(spark))
+                _in_parallel(run, parts, cancel, spark)
     except Exception as error:  # noqa: BLE001  of the settings, by a JVM that has exited
         outcome.error = outcome.error or stop_or_error(error, f"epoch {epoch}")
     return outcome
@@ -214,27 +217,15 @@ def _put_back(spark: SparkSession, name: str, before: str | None) -> None:
         spark.conf.set(name, before)
 
 
-def _thread_class(spark: SparkSession) -> type[threading.Thread]:
-    """Threads that inherit the query's job group, so that stopping it cancels every job."""
-    if is_connect(spark):
-        return threading.Thread  # tags are each thread's own
-    from pyspark import InheritableThread  # noqa: PLC0415  this package is importable without it
-
-    return InheritableThread
-
-
 def _in_parallel(
     run: Callable[[Part], None],
     parts: Sequence[Part],
     cancel: Callable[[], None],
-    thread_class: type[threading.Thread],
+    spark: SparkSession,
 ) -> None:
-    threads = [
-        thread_class(target=run, args=(part,), name=f"epochal-{part.identity.sink}", daemon=True)
-        for part in parts
-    ]
-    for thread in threads:
-        thread.start()
+    # On Spark Connect tags are each thread's own, and there is no JVM here.
+    kind = _Thread if is_connect(spark) else partial(_JvmThread, spark)
+    threads = [kind(partial(run, part), f"epochal-{part.identity.sink}") for part in parts]
     try:
         _join(threads)
     except BaseException:
@@ -244,9 +235,64 @@ def _in_parallel(
         raise
 
 
-def _join(threads: Sequence[threading.Thread]) -> None:
+def _join(threads: Sequence[_Thread]) -> None:
     for thread in threads:
         thread.join()
+
+
+class _Thread:
+    """A thread that has begun to run a function."""
+
+    def __init__(self, function: Callable[[], None], name: str) -> None:
+        self._thread = threading.Thread(target=function, name=name, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+class _JvmThread(_Thread):
+    """
+    One of the JVM, which calls the function: Ctrl-C in a call to Spark closes the connections that
+    Python has opened to the JVM, those of all threads, and not those of such calls.
+
+    It has the local properties of this thread, so that a stop of the query cancels its jobs.
+    """
+
+    def __init__(self, spark: SparkSession, function: Callable[[], None], name: str) -> None:
+        context: Any = spark.sparkContext
+        self._properties = context._jsc.sc().getLocalProperties().clone()
+        self._context, self._function, self._name = context, function, name
+        self._has_ended = threading.Event()
+        self._future = _jvm_threads(context._gateway).submit(self)
+
+    def run(self) -> None:
+        """Called by the JVM."""
+        threading.current_thread().name = self._name
+        try:
+            self._context._jsc.sc().setLocalProperties(self._properties)
+            self._function()
+        finally:
+            # The JVM lets go of this object only when it collects its garbage.
+            del self._function, self._properties
+            self._has_ended.set()
+
+    def join(self) -> None:
+        while not self._has_ended.wait(_LOOK_EVERY_S):
+            if self._future.isDone() and not self._has_ended.is_set():
+                raise TaskFailed("Spark's JVM could not call Python", _NO_CALLS)
+
+    class Java:
+        implements: ClassVar = ["java.lang.Runnable"]
+
+
+@lru_cache(maxsize=1)
+def _jvm_threads(gateway: Any) -> Any:
+    """Kept for some time, with their connections."""
+    from pyspark import java_gateway  # noqa: PLC0415  this package is importable without it
+
+    cast("Any", java_gateway).ensure_callback_server_started(gateway)
+    return gateway.jvm.org.apache.spark.util.ThreadUtils.newDaemonCachedThreadPool("epochal")
 
 
 def _prepare(
@@ -342,8 +388,8 @@ def sent_once(spark: SparkSession) -> Iterator[None]:
     Let no call of a job be sent to the JVM again: the job would run twice at the same time, with
     tasks that each take themselves for the first (`Task.is_first`), and writers in one folder.
 
-    py4j does so where an answer does not come. Ctrl-C in the main thread closes the connections of
-    every thread, and so brings it about. Such a job fails instead, and its late tasks are known of.
+    py4j does so where an answer does not come, as to a load in one thread when Ctrl-C in a call to
+    Spark of another closes the connections of both. Such a job fails, and its late tasks are known.
     """
     if is_connect(spark):
         yield  # see `connect`, which lets nothing be sent again
