@@ -214,6 +214,24 @@ class Starter:
             is_speculating=_is_speculating(query.spark),
         )
 
+    def _run(
+        self,
+        coordinator: Coordinator,
+        query: Query,
+        folder: Checkpoint,
+        *,
+        query_id: str | None = None,
+    ) -> Run:
+        run = Run(
+            coordinator=coordinator,
+            writer=self.epoch_writer(coordinator, query),
+            checkpoint=folder,
+            read_schemas=None if query.schemas else self._schemas,
+            query_id=query_id,
+        )
+        show_activity(self.name, run.activity)
+        return run
+
     # Epochs are written by this process
 
     def run(
@@ -239,14 +257,8 @@ class Starter:
             position=lambda: folder.position,
             track=track,
         )
-        run = Run(
-            coordinator=coordinator,
-            writer=self.epoch_writer(coordinator, query),
-            checkpoint=folder,
-            read_schemas=None if query.schemas else self._schemas,
-        )
+        run = self._run(coordinator, query, folder)
         add_run(run)
-        show_activity(self.name, run.activity)
         return run
 
     # By a worker of a Spark Connect server
@@ -335,15 +347,7 @@ class Starter:
             above=given.token,
             only_new=given.token is None,
         )
-        run = Run(
-            coordinator=coordinator,
-            writer=self.epoch_writer(coordinator, query),
-            checkpoint=folder,
-            read_schemas=None if query.schemas else self._schemas,
-            query_id=folder.query_id,
-        )
-        show_activity(self.name, run.activity)
-        return run
+        return self._run(coordinator, query, folder, query_id=folder.query_id)
 
     # By this process, once it has the lease
 
