@@ -1,7 +1,7 @@
 """[broker_txn_1, broker_txn_8, broker_txn_32, broker_txn_32_fsync, broker_end_txn,
 broker_produce_{100,1000}, broker_fetch_{100,1000}, broker_fetch_committed_{100,1000},
-broker_open_txns, broker_recovery] Our broker against Apache Kafka, both started here, measured
-in turn.
+broker_consume_{100,1000}, broker_consume_committed_{100,1000}, broker_open_txns, broker_recovery]
+Our broker against Apache Kafka, both started here, measured in turn.
 
     python -m bench.broker [name …]     prints one JSON object a line
 """
@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+from confluent_kafka import Consumer, TopicPartition
 
 from bench import broker_load
 from bench.harness import Comparison, report, say
@@ -237,6 +238,30 @@ def _whole(records: bytes, offset: int) -> tuple[int, int]:
     return at, offset
 
 
+def _consume(address: str, *, is_committed: bool = False) -> float:
+    """MB of values a second, as a program sees it that consumes by librdkafka."""
+    level = "read_committed" if is_committed else "read_uncommitted"
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": level,
+        }
+    )
+    consumer.assign([TopicPartition("produce", 0, 0)])
+    started, size, is_over = time.perf_counter(), 0, False
+    while not is_over:
+        for message in consumer.consume(10_000, timeout=1.0):
+            # An error is the end of the partition.
+            is_over = is_over or message.error() is not None
+            size += 0 if is_over else len(message.value())
+    took_s = time.perf_counter() - started
+    consumer.close()
+    return size / took_s / 1e6
+
+
 def transactions(number: int, *, fsync: bool = False) -> Comparison:
     name = f"broker_txn_{number}" + ("_fsync" if fsync else "")
     found = Comparison(name=name, peer_name=PEER, unit="transactions/s", is_rate=True)
@@ -281,11 +306,13 @@ def produce_and_fetch(kind: str, record_bytes: int) -> Comparison:
         "produce": partial(_produce, record_bytes=record_bytes),
         "fetch": _fetch,
         "fetch_committed": partial(_fetch, is_committed=True),
+        "consume": _consume,
+        "consume_committed": partial(_consume, is_committed=True),
     }
     with ours() as process, apache() as peer:
         for address in (process.address, peer):
             broker_load.make_topic(address, "produce", 1)
-            fill = _produce_in_transactions if kind == "fetch_committed" else _produce
+            fill = _produce_in_transactions if kind.endswith("_committed") else _produce
             fill(address, record_bytes)
         run = measure[kind]
         found.run(lambda: run(process.address), lambda: run(peer), rounds=ROUNDS)
@@ -361,7 +388,7 @@ RUNS: dict[str, Callable[[], Comparison]] = {
     "broker_end_txn": end_txn,
     **{
         f"broker_{kind}_{size}": partial(produce_and_fetch, kind, size)
-        for kind in ("produce", "fetch", "fetch_committed")
+        for kind in ("produce", "fetch", "fetch_committed", "consume", "consume_committed")
         for size in RECORD_BYTES
     },
     "broker_open_txns": partial(open_transactions, "broker_open_txns"),
