@@ -325,6 +325,7 @@ def test_a_load_whose_answer_is_lost_is_not_run_again_beside_itself(
     assert sorted(found) == list(range(100))
 
 
+@pytest.mark.compat
 def test_a_query_goes_on_after_ctrl_c_in_calls_to_spark(
     source: Source, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
