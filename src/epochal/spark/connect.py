@@ -33,7 +33,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,14 +98,19 @@ class WorkerEpochs:
     """Of the package in the process that starts the query."""
     _run: Run | None = field(default=None, init=False)
     _unpickled_at: float = field(default=0.0, init=False)
+    _unpickled_in: SparkSession | None = field(default=None, init=False)
+    """The session of the query. From Spark 4.3 on that of a batch is a clone, in a worker too."""
     _is_busy: bool = field(default=False, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_run": None, "_is_busy": False}
+        return {**vars(self), "_run": None, "_unpickled_in": None, "_is_busy": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        from pyspark.sql import SparkSession  # noqa: PLC0415  this package is importable without it
+
         vars(self).update(state)
         self._unpickled_at = time.time()
+        self._unpickled_in = SparkSession.getActiveSession()
 
     def __call__(self, batch: DataFrame, epoch: int) -> None:
         """Write one micro-batch. Called by Spark, in the worker's main thread."""
@@ -124,13 +129,16 @@ class WorkerEpochs:
         _require_same_release(self.release)
         spark = batch.sparkSession
         is_remote = is_connect(spark)
+        sessions = [spark, self._unpickled_in, getattr(type(spark), "_instantiatedSession", None)]
+        known = [one for one in sessions if one is not None]
         if is_remote:
-            _send_once(spark)
+            for one in known:
+                _send_once(one)
             self._end_by_signal()
         folder = open_checkpoint(self.checkpoint, None if is_remote else spark)
         query_id = folder.query_id if is_remote else query_id_of(batch)
         require_query_of(folder, query_id)
-        query = _running(query_id, spark)
+        query = _running(query_id, known)
         if query is None and is_remote:
             raise _not_its_query(folder)
         run = self.starter.run_handed_over(self, spark, folder, self._position(folder, epoch))
@@ -138,7 +146,7 @@ class WorkerEpochs:
             run.follow(query)
         elif query is not None:
             run.end_with(query)  # this process outlives its queries
-        atexit.register(run.end, _EXIT_WAIT_MAX_S)
+        atexit.register(_end, run, known if is_remote else [])
         return run
 
     def _position(self, folder: Checkpoint, epoch: EpochNumber) -> Position | None:
@@ -166,15 +174,24 @@ class WorkerEpochs:
         signal.signal(signal.SIGTERM, terminate)
 
 
-def _running(query_id: str | None, spark: SparkSession) -> StreamingQuery | None:
+def _end(run: Run, sessions: Sequence[SparkSession]) -> None:
+    try:
+        run.end(_EXIT_WAIT_MAX_S)
+    finally:
+        # PySpark 4.3 does so once its threads stand still, and may wait for one of them for ever.
+        for session in sessions:
+            client: Any = session.client
+            client.close()
+
+
+def _running(query_id: str | None, sessions: Sequence[SparkSession]) -> StreamingQuery | None:
     """
-    The query, where its session can be found. That of a batch is a clone, which does not know the
-    query outside of Spark Connect; the one that has started it most often is the first.
+    The query, where its session can be found. That of a batch is a clone, which may not know it;
+    the one that has started it most often is the first of the process.
     """
     if query_id is None:
         return None
-    sessions = [spark, getattr(type(spark), "_instantiatedSession", None)]
-    found = (one.streams.get(query_id) for one in sessions if one is not None)
+    found = (one.streams.get(query_id) for one in sessions)
     return next((query for query in found if query is not None), None)
 
 
