@@ -137,8 +137,8 @@ def broker_page() -> str:
                 "What any client that can connect may use. Each time a limit is reached is counted "
                 'in `epochal_broker_limit_reached_total{limit="name"}` (`--metrics-port`), and is '
                 "a line on stderr, at most one a second. In Python: "
-                '`BrokerProcess(folder, settings={"connections_max": 100})`. Of a Fetch answer that '
-                "a client is slow to take, the broker holds at most 0.8 MB in memory.",
+                '`BrokerProcess(folder, settings={"connections_max": 100})`. Of a Fetch answer '
+                "that a client is slow to take, the broker holds at most 0.8 MB in memory.",
                 "",
                 "| limit | default | of what, and what happens then |",
                 "| --- | --- | --- |",
