@@ -292,10 +292,13 @@ def test_a_request_of_countless_elements_is_refused_before_it_costs_anything(
             attack_frame = frame(3, 9, b"\x80\x89\x7a" + b"\x63\x00" * 2_000_000)
 
     def attack() -> None:
-        for _ in range(3):
+        # On a busy machine some take longer than a frame may, and are refused for that.
+        for _ in range(12):
             with enemy(server) as sock, contextlib.suppress(ConnectionError):
                 sock.sendall(attack_frame)
                 assert sock.recv(1) == b""
+            if server.reached("request_elements_max") >= before + 3:
+                break
 
     bystander.judge(attack)
     assert server.reached("request_elements_max") >= before + 3
@@ -437,13 +440,14 @@ def test_the_judge_sees_a_broker_that_stands_still(
     monkeypatch.setattr(Bystander, "undisturbed_s", lambda *_: 0.01)
 
     def attack() -> None:
-        for _ in itertools.repeat(None, 3):
+        # With so little between them that of a hundred rows more than one waits.
+        for _ in itertools.repeat(None, 4):
             server.pause()
             time.sleep(1.0)
             server.resume()
-            time.sleep(0.05)
+            time.sleep(0.005)
 
     with Client(server.address(), clock=SystemClock()) as client:
         bystander = Bystander(client, new_topic(client))
         with pytest.raises(AssertionError, match="p99"):
-            bystander.judge(attack)
+            bystander.judge(attack, seconds=0)
