@@ -296,7 +296,8 @@ def _said(script: subprocess.Popen[str]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("form", "call"), [("parquet", "commandExecuted"), ("jsonl", "collectToPython")]
+    ("form", "call"),
+    [("parquet", "commandExecuted"), ("jsonl", "collectToPython"), ("parquet", "submit")],
 )
 def test_a_load_whose_answer_is_lost_is_not_run_again_beside_itself(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, call: str
@@ -314,15 +315,17 @@ def test_a_load_whose_answer_is_lost_is_not_run_again_beside_itself(
 
     # Maps with other keys than texts are written as JSON by tasks only.
     rows = spark.range(100).selectExpr("id", "map(id, id) AS pairs")
-    pipeline = Pipeline("lost", [Files(tmp_path / "out", format=form)])
+    names = ["out", "other"] if call == "submit" else ["out"]  # of several sinks, threads are begun
+    pipeline = Pipeline("lost", [Files(tmp_path / name, format=form, name=name) for name in names])
     with monkeypatch.context() as patched:
         patched.setattr(ClientServerConnection, "send_command", lose_answer)
         with pytest.raises(TaskFailed):
             pipeline.write(rows, run="first", checkpoint=tmp_path / "chk")
     assert len(sent) == 1
     pipeline.write(rows, run="first", checkpoint=tmp_path / "chk")
-    found = read_epochs(tmp_path / "out").to_table(columns=["id"])["id"].to_pylist()
-    assert sorted(found) == list(range(100))
+    for name in names:
+        found = read_epochs(tmp_path / name).to_table(columns=["id"])["id"].to_pylist()
+        assert sorted(found) == list(range(100))
 
 
 @pytest.mark.compat

@@ -223,38 +223,38 @@ def _in_parallel(
     cancel: Callable[[], None],
     spark: SparkSession,
 ) -> None:
-    # On Spark Connect tags are each thread's own, and there is no JVM here.
-    kind = _Thread if is_connect(spark) else partial(_JvmThread, spark)
-    threads = [kind(partial(run, part), f"epochal-{part.identity.sink}") for part in parts]
+    started: list[threading.Thread | _JvmThread] = []
     try:
-        _join(threads)
+        with sent_once(spark):
+            for part in parts:
+                thread = _thread(spark, partial(run, part), f"epochal-{part.identity.sink}")
+                thread.start()
+                started.append(thread)
+        _join(started)
     except BaseException:
         # Ctrl-C: when the epoch is aborted, no job of it may still prepare.
         cancel()
-        _join(threads)
+        _join(started)
         raise
 
 
-def _join(threads: Sequence[_Thread]) -> None:
+def _join(threads: Sequence[threading.Thread | _JvmThread]) -> None:
     for thread in threads:
         thread.join()
 
 
-class _Thread:
-    """A thread that has begun to run a function."""
-
-    def __init__(self, function: Callable[[], None], name: str) -> None:
-        self._thread = threading.Thread(target=function, name=name, daemon=True)
-        self._thread.start()
-
-    def join(self) -> None:
-        self._thread.join()
+def _thread(
+    spark: SparkSession, function: Callable[[], None], name: str
+) -> threading.Thread | _JvmThread:
+    if is_connect(spark):  # tags are each thread's own there
+        return threading.Thread(target=function, name=name, daemon=True)
+    return _JvmThread(spark, function, name)
 
 
-class _JvmThread(_Thread):
+class _JvmThread:
     """
-    One of the JVM, which calls the function: Ctrl-C in a call to Spark closes the connections that
-    Python has opened to the JVM, those of all threads, and not those of such calls.
+    A thread of the JVM, which calls a function: Ctrl-C in a call to Spark closes the connections
+    that Python has opened to the JVM, those of all threads, and not those of such calls.
 
     It has the local properties of this thread, so that a stop of the query cancels its jobs.
     """
@@ -264,7 +264,10 @@ class _JvmThread(_Thread):
         self._properties = context._jsc.sc().getLocalProperties().clone()
         self._context, self._function, self._name = context, function, name
         self._has_ended = threading.Event()
-        self._future = _jvm_threads(context._gateway).submit(self)
+        self._future: Any = None
+
+    def start(self) -> None:
+        self._future = _jvm_threads(self._context._gateway).submit(self)
 
     def run(self) -> None:
         """Called by the JVM."""
