@@ -42,7 +42,8 @@ class TestParquet(SinkConformance):
     def make(self, tmp_path):
         folder = tmp_path / "out"
         return Target(
-            sink=Files(str(folder)),
+            # A small buffer: memory must not grow once it is full.
+            sink=Files(str(folder), buffer_bytes_max=4 << 20),
             visible=lambda: [
                 row for path in files_seen(folder) for row in pq.read_table(path).to_pylist()
             ],
@@ -56,7 +57,8 @@ class TestJsonLines(SinkConformance):
     def make(self, tmp_path):
         folder = tmp_path / "out"
         return Target(
-            sink=Files(str(folder), format="jsonl"),
+            # A small buffer: memory must not grow once it is full.
+            sink=Files(str(folder), format="jsonl", buffer_bytes_max=4 << 20),
             visible=lambda: [
                 json.loads(line)
                 for path in files_seen(folder)

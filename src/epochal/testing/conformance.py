@@ -503,7 +503,8 @@ class SinkConformance:
         once, twice = trial.peaks_in_other_process(task, batches)
         round_kib = _ROUND_BATCHES * _BATCH_ROWS * _ROW_BYTES / 1024
         assert twice - once < _GROWTH_MAX * round_kib, (
-            f"{twice - once:,.0f} KiB more for {round_kib:,.0f} KiB of rows: write() keeps them"
+            f"{twice - once:,.0f} KiB more for {round_kib:,.0f} KiB of rows: write() keeps them; "
+            "a buffer with a limit has to be smaller than them in the sink of this target"
         )
 
     # The whole way: a session whose process dies while it commits

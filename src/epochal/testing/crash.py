@@ -53,7 +53,8 @@ from epochal.testing.driver import (
     Partitions,
     one_after_the_other,
 )
-from epochal.testing.trial import OtherProcess, Tick, Trial
+from epochal.testing.other_process import OtherProcess
+from epochal.testing.trial import Tick, Trial
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,22 +1,29 @@
 """
-Work that another process does with a sink: `python -m epochal.testing.other_process JOB`.
+`OtherProcess`: a process of its own that does a job with a sink. What it prints is the result.
 
-A job is a pickled file. What the process prints is the result. Jobs that are killed are forked from
-a process that has loaded everything and opened nothing: a fork costs milliseconds, a new Python a
-second.
+Jobs are forked from a process that has loaded everything and opened nothing, which is started once:
+a fork costs milliseconds, a new Python a second.
+
+    tests  ──  job, standard streams  ──▶  python -m epochal.testing.other_process
+                                               fork  ──▶  job
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import resource
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
 
 READY = b"ready"
 _WAIT_S = 120.0
+_JOB_S_MAX = 600
+_MESSAGE_BYTES_MAX = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,13 +197,142 @@ VERBS: dict[str, Callable[[Job], bytes]] = {
 }
 
 
-def run(path: str) -> bytes:
-    job: Job = pickle.loads(Path(path).read_bytes())  # noqa: S301  our own process wrote it
-    return VERBS[job.verb](job)
+# The process that forks
+
+
+def serve(requests: socket.socket) -> None:
+    """Each request is the file of a job with its three streams, or a process to wait for."""
+    while True:
+        request, streams, _, _ = socket.recv_fds(requests, _MESSAGE_BYTES_MAX, 3)
+        if not request:
+            return
+        path, pid = pickle.loads(request)  # noqa: S301  our own process wrote it
+        answer = _forked_job(path, streams) if streams else _waited_for(path, pid)
+        requests.send(str(answer).encode())
+
+
+def _forked_job(path: Path, streams: Sequence[int]) -> int:
+    child = os.fork()
+    if child == 0:
+        _end_with(lambda: _run(path, streams))
+    for stream in streams:
+        os.close(stream)
+    return child
+
+
+def _waited_for(path: Path, pid: int) -> int:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 0:
+        _load(_modules_of(path).read_text(encoding="utf-8").split())
+    return code
+
+
+def _run(path: Path, streams: Sequence[int]) -> None:
+    signal.alarm(_JOB_S_MAX)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    with path.open("rb") as file:
+        folder, paths, environment = pickle.load(file)  # noqa: S301  our own process wrote it
+        os.chdir(folder)
+        sys.path[:] = paths
+        os.environ.clear()
+        os.environ.update(environment)
+        job: Job = pickle.load(file)  # noqa: S301  our own process wrote it
+    sys.stdout.buffer.write(VERBS[job.verb](job))
+    sys.stdout.buffer.flush()
+    _modules_of(path).write_text(" ".join(sys.modules), encoding="utf-8")
+
+
+def _modules_of(path: Path) -> Path:
+    return path.with_suffix(".modules")
+
+
+# The process that asks it to
+
+
+class OtherProcess:
+    """A process that does a job. What this one can import, it can, too."""
+
+    def __init__(self, job: Job) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="epochal-job-")
+        self._path = Path(self._folder.name) / "job"
+        with self._path.open("wb") as file:
+            pickle.dump((Path.cwd(), sys.path, dict(os.environ)), file)
+            pickle.dump(job, file)
+        its_in, in_ = os.pipe()
+        out, its_out = os.pipe()
+        errors, its_errors = os.pipe()
+        self._in, self._out = os.fdopen(in_, "wb"), os.fdopen(out, "rb")
+        self._errors = os.fdopen(errors, "rb")
+        self._pid = self._asked(0, [its_in, its_out, its_errors])
+        for stream in (its_in, its_out, its_errors):
+            os.close(stream)
+
+    def __enter__(self) -> OtherProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pid:
+            self.kill()
+            self._wait()
+        for stream in (self._in, self._out, self._errors):
+            stream.close()
+        self._folder.cleanup()
+
+    def ask(self, line: str) -> str:
+        self._in.write(line.encode() + b"\n")
+        self._in.flush()
+        return self.reply()
+
+    def reply(self) -> str:
+        return self._out.readline().decode().strip()
+
+    def end(self) -> bytes:
+        """All that it printed, once it is over."""
+        out = self._out.read()
+        errors = self.errors()
+        code = self._wait()
+        if code != 0:
+            raise AssertionError(f"the other process failed with {code}: {errors}")
+        return out
+
+    def errors(self) -> str:
+        """The end of its standard error, once it is over."""
+        self._in.close()
+        return self._errors.read().decode()[-2000:]
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    def _wait(self) -> int:
+        pid, self._pid = self._pid, 0
+        return self._asked(pid, [])
+
+    def _asked(self, pid: int, streams: Sequence[int]) -> int:
+        requests = _forking_process()
+        socket.send_fds(requests, [pickle.dumps((self._path, pid))], streams)
+        return int(requests.recv(_MESSAGE_BYTES_MAX))
+
+
+@lru_cache(maxsize=1)
+def _forking_process() -> socket.socket:
+    here, there = socket.socketpair()
+    with there:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(there.fileno())], pass_fds=[there.fileno()]
+        )
+
+    def end() -> None:
+        here.close()
+        process.wait()
+
+    atexit.register(end)
+    return here
 
 
 if __name__ == "__main__":
     # Imported by its name, so that a pickled job finds the same class.
     from epochal.testing import other_process  # noqa: PLW0406
 
-    sys.stdout.buffer.write(other_process.run(sys.argv[1]))
+    other_process.serve(socket.socket(fileno=int(sys.argv[1])))

@@ -6,17 +6,11 @@ Rows are compared as a reader of the target sees them, never as the sink reports
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 import pyarrow as pa
@@ -38,12 +32,11 @@ from epochal.terms import (
     SinkName,
     Uid,
 )
-from epochal.testing.other_process import READY, Job
+from epochal.testing.other_process import READY, Job, OtherProcess
 
 UID = Uid("aaaabbbbcccc")
 OTHER_UID = Uid("ddddeeeeffff")
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
-_OTHER_PROCESS_S = 180.0
 
 Row: TypeAlias = tuple[int, str | None]
 """`id` and `name`."""
@@ -244,55 +237,3 @@ class Trial:
 def _claim(generation: int, *, is_copy: bool) -> Claim:
     digits = "".join(chr(ord("a") + int(digit)) for digit in f"{generation:04d}")
     return Claim(f"{'copy' if is_copy else 'orig'}{digits}")
-
-
-class OtherProcess:
-    """A Python of its own that does a job."""
-
-    def __init__(self, job: Job) -> None:
-        with tempfile.NamedTemporaryFile(suffix=".pickle", delete=False) as file:
-            file.write(pickle.dumps(job))
-        self._file = Path(file.name)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "epochal.testing.other_process", file.name],
-            # A sink that the caller can import can be imported there.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    def __enter__(self) -> OtherProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self.kill()
-        self._process.communicate()
-        self._file.unlink(missing_ok=True)
-
-    def ask(self, line: str) -> str:
-        if self._process.stdin is None:
-            raise AssertionError("the other process has no standard input")
-        self._process.stdin.write(line.encode() + b"\n")
-        self._process.stdin.flush()
-        return self.reply()
-
-    def reply(self) -> str:
-        if self._process.stdout is None:
-            raise AssertionError("the other process has no standard output")
-        return self._process.stdout.readline().decode().strip()
-
-    def end(self) -> bytes:
-        """All that it printed, once it is over."""
-        out, errors = self._process.communicate(timeout=_OTHER_PROCESS_S)
-        if self._process.returncode != 0:
-            raise AssertionError(f"the other process failed: {errors.decode()[-2000:]}")
-        return out
-
-    def errors(self) -> str:
-        """The end of its standard error, once it is over."""
-        return self._process.communicate(timeout=_OTHER_PROCESS_S)[1].decode()[-2000:]
-
-    def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)

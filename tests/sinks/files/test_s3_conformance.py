@@ -25,7 +25,8 @@ class OnS3(SinkConformance):
 class TestUploads(OnS3):
     def make(self, tmp_path):
         return Target(
-            sink=self.folder.sink(),
+            # A small buffer: memory must not grow once it is full.
+            sink=self.folder.sink(buffer_bytes_max=4 << 20),
             visible=self.folder.rows,
             leftovers=self.folder.leftovers,
             secrets=[SECRET],
@@ -39,7 +40,8 @@ class TestManifests(OnS3):
     def make(self, tmp_path):
         folder = self.folder
         return Target(
-            sink=folder.sink(uploads="manifest"),
+            # A small buffer: memory must not grow once it is full.
+            sink=folder.sink(uploads="manifest", buffer_bytes_max=4 << 20),
             visible=lambda: whole(folder),
             leftovers=lambda: [*folder.leftovers(), *unnamed(folder)],
             secrets=[SECRET],

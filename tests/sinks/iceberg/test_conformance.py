@@ -16,7 +16,8 @@ SECRET = "hunter2-s3cret"
 
 
 class TestIceberg(SinkConformance):
-    options: Mapping[str, Any] = MappingProxyType({})
+    # A small buffer: memory must not grow once it is full.
+    options: Mapping[str, Any] = MappingProxyType({"buffer_bytes_max": 4 << 20})
 
     @pytest.fixture(autouse=True)
     def _at(self, warehouse) -> None:
