@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from epochal.errors import Refused, WentBack
+from epochal.errors import Misconfigured, Refused, WentBack
 from epochal.protocol.admission import (
     Admission,
     Position,
@@ -150,6 +150,9 @@ def test_a_retargeted_sink_is_asked_about(make, done, start):
     refused = refusal(lambda: admit_start(done, asked), "'orders'", "elsewhere")
     assert "retarget=['orders']" in refused.hint
     admit_start(done, replace(asked, retarget=[make.orders]))
+    with pytest.raises(Misconfigured, match="'order' is to be retargeted") as misspelt:
+        replace(asked, retarget=["order"])
+    assert "'orders'" in misspelt.value.hint
 
 
 def test_a_sink_is_not_retargeted_away_from_what_a_crash_left_there(make, done, start):

@@ -50,7 +50,7 @@ from dataclasses import dataclass
 from enum import Enum
 from shlex import quote
 
-from epochal.errors import Refused, WentBack
+from epochal.errors import Misconfigured, Refused, WentBack
 from epochal.protocol.recovery import give_up_command
 from epochal.protocol.state import Accepted, State, epochs_text
 from epochal.terms import EpochNumber, Json, Mark, Offsets, SinkName, Uid, is_same_place
@@ -114,6 +114,14 @@ class Start:
     fence: bool = True
     only_new: bool = False
     """Nobody claimed when the query was started: only a log without a record may be claimed."""
+
+    def __post_init__(self) -> None:
+        unknown = [sink for sink in self.retarget if sink not in self.sinks]
+        if unknown:
+            raise Misconfigured(
+                f"{', '.join(map(repr, unknown))} is to be retargeted, and is none of the sinks",
+                f"the sinks are {', '.join(map(repr, self.sinks))}",
+            )
 
 
 def newborn(start: Start, uid: Uid) -> State:

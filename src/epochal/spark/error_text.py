@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from epochal.coordinator import Gate, PreparedEpoch, Stopped
@@ -38,7 +39,30 @@ _OF_A_WRITE = ("[TASK_WRITE_FAILED]", "[WRITING_JOB_ABORTED]")
 """Conditions by which Spark's writer says that it failed, and not why."""
 _NO_SPACE = "No space left on device"
 _NO_NAME = "unmappable characters"
+_QUERY_LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _RAISED_LAST = re.compile(r"^(?!\s)(?:[\w.]+\.)?(\w+(?::[^\n]*)?)$", re.MULTILINE)
+
+
+def query_loggers() -> list[logging.Logger]:
+    """PySpark logs every error in a query to stderr, with Java's stack trace, and raises it too."""
+    with suppress(ImportError):  # before 4.0 there is no such log
+        from pyspark.logger import PySparkLogger  # noqa: PLC0415  the same
+
+        return [PySparkLogger.getLogger(name) for name in _QUERY_LOGS]
+    return []
+
+
+@contextmanager
+def not_logged() -> Iterator[None]:
+    """Errors in queries that are raised within are told in other words."""
+    kept = [(one, one.level) for one in query_loggers()]
+    for one, _ in kept:
+        one.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for one, level in kept:
+            one.setLevel(level)
 
 
 class StopSignal(Exception):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from epochal.spark.error_text import query_loggers
 from epochal.spark.versions import UNIX_SOCKETS, require_startable
 
 if TYPE_CHECKING:
@@ -57,21 +57,13 @@ def local_builder(name: str, *, threads: int) -> SparkSession.Builder:
 def quiet(builder: SparkSession.Builder) -> SparkSession.Builder:
     """The same with little on stderr, for a command that reports errors itself."""
     if _DEBUG not in os.environ:
-        _hush_query_errors()
+        for logger in query_loggers():
+            logger.setLevel(logging.CRITICAL)
     if any(name in os.environ for name in _KEEPS_LOG):
         return builder
     return builder.config(
         "spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
     )
-
-
-def _hush_query_errors() -> None:
-    """PySpark logs every error in a query to stderr, with Java's stack trace, and raises it too."""
-    with suppress(ImportError):  # before 4.0 there is no such log
-        from pyspark.logger import PySparkLogger  # noqa: PLC0415  the same
-
-        for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def log_uncaught_exceptions() -> None:

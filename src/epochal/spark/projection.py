@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from epochal.contract import Rows, Sink
 from epochal.errors import Misconfigured
 from epochal.kit.sink_base import Shape, Shaped
-from epochal.spark.error_text import analysis_message
+from epochal.spark.error_text import analysis_message, not_logged
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,12 +52,13 @@ def _shaped(sink: Sink, part: DataFrame, shape: Shape) -> DataFrame:
     from pyspark.sql import functions  # noqa: PLC0415  importable without pyspark
 
     try:
-        placed = part
-        if shape.cluster_by is not None:
-            placed = placed.repartition(functions.expr(shape.cluster_by))
-        if shape.order_by:
-            placed = placed.sortWithinPartitions(*map(_ordering, shape.order_by))
-        return placed.selectExpr(*(f"{one.sql} AS {one.name}" for one in shape.select))
+        with not_logged():
+            placed = part
+            if shape.cluster_by is not None:
+                placed = placed.repartition(functions.expr(shape.cluster_by))
+            if shape.order_by:
+                placed = placed.sortWithinPartitions(*map(_ordering, shape.order_by))
+            return placed.selectExpr(*(f"{one.sql} AS {one.name}" for one in shape.select))
     except PySparkException:
         # Each alone, to name the one that is refused.
         for one in shape.select:
@@ -74,7 +75,8 @@ def _analysed(
     from pyspark.errors import PySparkException  # noqa: PLC0415  importable without pyspark
 
     try:
-        return analyse()
+        with not_logged():
+            return analyse()
     except PySparkException as error:
         raise Misconfigured(
             f"sink {sink.name!r}: {option}: {analysis_message(error)}",

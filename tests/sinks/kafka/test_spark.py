@@ -186,7 +186,7 @@ MISSING = [
 
 @pytest.mark.parametrize("options", MISSING, ids=" ".join)
 def test_a_column_that_is_missing_is_reported_before_anything_starts(
-    spark, tmp_path, options
+    spark, tmp_path, options, caplog
 ) -> None:
     """Without a stack of Spark's, with the option and the columns; no broker is asked, either."""
     stream = spark.readStream.format("rate").load().selectExpr("value AS id", "timestamp AS at")
@@ -205,6 +205,7 @@ def test_a_column_that_is_missing_is_reported_before_anything_starts(
         assert caught.value.__cause__ is None
     assert not (tmp_path / "chk").exists()
     assert not spark.streams.active
+    assert caplog.records == [], "PySpark logs the error with its stack"
 
 
 @pytest.mark.parametrize(
