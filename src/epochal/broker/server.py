@@ -194,12 +194,11 @@ async def running_member(
     fail: Callable[[BaseException], None],
 ) -> AsyncIterator[Address]:
     """A member of a cluster for the length of a block, which begins once it can be connected to."""
-    from epochal.broker.shared.journal import MemberRecord, SharedJournal  # noqa: PLC0415  one
-    from epochal.broker.shared.member import (  # noqa: PLC0415  broker alone needs
-        ClusterMember,
-        SnapshotLimits,
-    )
-    from epochal.broker.shared.peers import serve_status  # noqa: PLC0415  none of these
+    # Here: a broker alone needs none of these.
+    from epochal.broker.shared.journal import MemberRecord, SharedJournal  # noqa: PLC0415
+    from epochal.broker.shared.member import ClusterMember  # noqa: PLC0415
+    from epochal.broker.shared.peers import serve_status  # noqa: PLC0415
+    from epochal.broker.shared.snapshot_writer import SnapshotLimits  # noqa: PLC0415
 
     listener.check()
     context = listener.context()

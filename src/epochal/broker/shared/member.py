@@ -25,10 +25,9 @@ from typing import Any, TypeVar
 from epochal import __version__
 from epochal.broker.broker import Address, Broker, Node
 from epochal.broker.core.entries import Appended, AppendedElsewhere, Entry
-from epochal.broker.core.partitions import Partition
 from epochal.broker.core.settings import Settings
 from epochal.broker.loop_thread import LoopThread
-from epochal.broker.shared import protocol, snapshots
+from epochal.broker.shared import protocol
 from epochal.broker.shared.journal import MemberRecord, SharedJournal, to_entry, to_position
 from epochal.broker.shared.peers import SILENCE_S, Hearing, Peer, Status
 from epochal.broker.shared.protocol import (
@@ -53,7 +52,7 @@ from epochal.broker.shared.protocol import (
     Wake,
 )
 from epochal.broker.shared.slots import HINT, Claim
-from epochal.broker.shared.snapshots import RecordObject, Snapshot
+from epochal.broker.shared.snapshot_writer import SnapshotLimits, SnapshotWriter
 from epochal.broker.storage import codec
 from epochal.broker.storage.disk import Disk
 from epochal.broker.storage.store import Store
@@ -90,8 +89,6 @@ _WRITTEN_MAX = 10_000
 _CALL_AGAIN_S = 0.05
 _CALL_AGAIN_MAX_S = 1.0
 _MEMBERS_S = 5.0
-_SNAPSHOT_LOOK_S = 0.5
-_ACTIVE_WAITS = 1.5
 _STOP_WITHIN_S = 5.0
 
 T = TypeVar("T")
@@ -101,18 +98,6 @@ T = TypeVar("T")
 class _TickUnderWay:
     entries: list[Entry]
     then: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotLimits:
-    """How much of the journal there may be behind the newest snapshot."""
-
-    slots: int = 20_000
-    bytes: int = 64 << 20
-
-
-class _Moved(Exception):
-    """What a snapshot was made of is not there any more: the next attempt has what is."""
 
 
 class ClusterMember:
@@ -149,19 +134,12 @@ class ClusterMember:
         """Since when a call to the store has been under way,"""
         self._failing_at: float | None = None
         """and since when none has succeeded."""
-        self._limits = limits
-        self._snapshot_number = 0
-        """The newest that is known here."""
-        self._taken_bytes = 0
-        """Of ticks since then."""
-        self.snapshots = 0
+        self._snapshots = SnapshotWriter(limits)
         self._standbys: dict[str, tuple[int, float]] = {}
         """Their names → how far they are, and when they said so."""
         self._written: deque[tuple[int, float]] = deque(maxlen=_WRITTEN_MAX)
         """Slots that this active has filled lately, and when: one every `_WRITTEN_EVERY_S`."""
         self.throttled = 0
-        self._settled = asyncio.Event()
-        """A tick of the active has ended; the next one is not decided yet."""
         self._wake_at = self._taken_at = self._loop.time()
         self._end_seen_at = -_END_SEEN_WITHIN_S
         self._durable_at = self._tick_at = 0.0
@@ -219,7 +197,7 @@ class ClusterMember:
         self._address = Address(host=record.host, port=record.port)
         self.ticks.advertise(self._address)
         self._keep_doing(self._know_members(self._journal.again(), record))
-        self._keep_doing(self._write_snapshots(self._journal.again()))
+        self._keep_doing(self._snapshots.keep_writing(self, self._journal.again()))
 
     def _keep_doing(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -256,8 +234,17 @@ class ClusterMember:
         self._journal.close()
 
     @property
+    def is_active(self) -> bool:
+        return self._member.is_active
+
+    @property
+    def slot(self) -> int:
+        """The last one that is its own or taken in."""
+        return self._member.settled.number
+
+    @property
     def role(self) -> str:
-        if self._member.is_active:
+        if self.is_active:
             return "active"
         is_claiming = self._member.waits in (Waits.CLAIM, Waits.CLAIM_READ, Waits.LIST)
         return "claiming" if is_claiming else "standby"
@@ -291,22 +278,22 @@ class ClusterMember:
         at = self._member.settled
         return {
             **self._lags(),
-            "active": int(self._member.is_active),
+            "active": int(self.is_active),
             "since_seconds": self.since_ms // 1000,
             "generation": at.generation,
             "slot": at.number,
-            "snapshot": self._snapshot_number,
+            "snapshot": self._snapshots.newest,
             "takeovers_total": self.takeovers,
             "fenced_total": self.fenced,
-            "snapshots_total": self.snapshots,
+            "snapshots_total": self._snapshots.written,
             "throttled_total": self.throttled,
         }
 
     def _lags(self) -> dict[str, int]:
         """How many slots each standby has still to take in, as far as it has said so lately."""
-        if not self._member.is_active:
+        if not self.is_active:
             return {}
-        number, now = self._member.settled.number, self._loop.time()
+        number, now = self.slot, self._loop.time()
         return {
             f'standby_lag{{member="{name}"}}': max(number - slot, 0)
             for name, (slot, at) in self._standbys.items()
@@ -315,14 +302,14 @@ class ClusterMember:
 
     def _is_at_end(self) -> bool:
         is_fresh = self._loop.time() - self._end_seen_at <= _END_SEEN_WITHIN_S
-        return self._member.is_active or is_fresh
+        return self.is_active or is_fresh
 
     def _is_held(self) -> bool:
         """
         Whether requests wait here until it is known which member is the active. A client that gets
         the address of a dead one, or whose connection is cut, loses more time.
         """
-        if self._member.is_active:
+        if self.is_active:
             return False
         is_wished = self._wish is not None or self._member.wish is not None
         # Where nobody has ever been the active, a member claims as soon as it has seen that.
@@ -333,7 +320,7 @@ class ClusterMember:
     # The tick
 
     def _durable(self, *, has_answers: bool, then: Callable[[], None]) -> bool:
-        if not self._member.is_active:
+        if not self.is_active:
             if has_answers and not self._is_at_end():
                 self.ticks.refuse_answers()
             return True
@@ -378,7 +365,7 @@ class ClusterMember:
         """How long ago the slot was written that the best standby takes in next; 0 without any."""
         now = self._loop.time()
         found = [slot for slot, at in self._standbys.values() if now - at < SILENCE_S]
-        if not found or not self._member.is_active:
+        if not found or not self.is_active:
             return 0.0
         while self._written and self._written[0][0] <= max(found):
             self._written.popleft()
@@ -424,7 +411,7 @@ class ClusterMember:
 
     def _go_on(self) -> None:
         """A standby with nothing under way: claim, or look for news after a while."""
-        if self._is_over or self._member.is_active or self._member.waits is not Waits.NOTHING:
+        if self._is_over or self.is_active or self._member.waits is not Waits.NOTHING:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -440,7 +427,7 @@ class ClusterMember:
 
     def _wake(self) -> None:
         self._timer = None
-        if self._is_over or self._member.is_active or self._member.waits is not Waits.NOTHING:
+        if self._is_over or self.is_active or self._member.waits is not Waits.NOTHING:
             return
         self._wake_at = self._loop.time()
         self._feed(Wake(self._wake_at - self._end_seen_at > _PROVE_END_S))
@@ -495,7 +482,7 @@ class ClusterMember:
         if not action.payload:
             self._show_leader(broker, action.position)
         self._taken_at = self._loop.time()
-        self._taken_bytes += len(action.payload)
+        self._snapshots.take_in(len(action.payload))
 
     def _serve(self, action: Serve) -> None:
         broker = self.ticks.broker
@@ -514,20 +501,19 @@ class ClusterMember:
         if tick is None:
             raise CorruptRecord("a tick became durable that nobody has decided")
         if tick.entries:
-            self._taken_bytes += sum(
-                len(one.batch) for one in tick.entries if isinstance(one, Appended)
-            )
+            batches = (one.batch for one in tick.entries if isinstance(one, Appended))
+            self._snapshots.take_in(sum(map(len, batches)))
             self.ticks.broker.store.keep(tick.entries, to_entry(position))
             if not self._written or self._durable_at - self._written[-1][1] > _WRITTEN_EVERY_S:
                 self._written.append((position.number, self._durable_at))
         # First: who waits for this is called before the next tick is decided.
-        self._settled.set()
+        self._snapshots.tick_ended()
         tick.then()
 
     def _begin_again(self, position: Position) -> None:
         self.ticks.log(f"{self._name} is fenced after slot {position.number}: a standby from here")
         self._tick = None
-        self._settled.set()
+        self._snapshots.tick_ended()
         self.fenced += 1
         self.ticks.cut()
         self.ticks.broker.store.close()
@@ -556,7 +542,7 @@ class ClusterMember:
         except BaseException as failure:  # noqa: BLE001  it has no broker any more
             self._stop(failure)
             return
-        self._snapshot_number = max(self._snapshot_number, number)
+        self._snapshots.loaded(number)
         position = to_position(self.ticks.broker.store.position)
         self._feed(Loaded(position if is_there else None))
 
@@ -578,7 +564,7 @@ class ClusterMember:
     def _take_over(self) -> None:
         record = self._record
         is_wished = self._wish is not None or self._member.wish is not None
-        if record is None or self._member.is_active or is_wished:
+        if record is None or self.is_active or is_wished:
             return
         claim = Claim(release=__version__, **asdict(record))
         self._wish = TakeOver(
@@ -594,10 +580,10 @@ class ClusterMember:
         while True:
             await self._sleep(peer)
             now = self._loop.time()
-            if self._member.is_active or now - asked_at > _ROUND_MAX_S:
+            if self.is_active or now - asked_at > _ROUND_MAX_S:
                 hearing.at = now  # it is the active, or it slept itself
             asked_at = now
-            if self._member.is_active:
+            if self.is_active:
                 continue
             at = self._member.at
             if not at.holder:
@@ -659,96 +645,6 @@ class ClusterMember:
                 await asyncio.sleep(_MEMBERS_S)
         finally:
             journal.close()
-
-    # Snapshots
-
-    async def _write_snapshots(self, journal: SharedJournal) -> None:
-        try:
-            while True:
-                await asyncio.sleep(_SNAPSHOT_LOOK_S)
-                try:
-                    if self._is_snapshot_due() and await self._write_snapshot(journal):
-                        self.snapshots += 1
-                        await asyncio.to_thread(journal.prune)
-                except (EpochalError, _Moved) as error:
-                    self.ticks.log(f"no snapshot: {error}", "snapshot")
-        finally:
-            journal.close()
-
-    def _is_snapshot_due(self) -> bool:
-        """The active waits for longer: it does it only where no standby does."""
-        times = _ACTIVE_WAITS if self._member.is_active else 1.0
-        slots = self._member.settled.number - self._snapshot_number
-        return slots >= self._limits.slots * times or (
-            self._taken_bytes >= self._limits.bytes * times
-        )
-
-    async def _write_snapshot(self, journal: SharedJournal) -> bool:
-        newest = max(await asyncio.to_thread(journal.snapshot_numbers), default=0)
-        if newest > self._snapshot_number:
-            self._snapshot_number, self._taken_bytes = newest, 0
-            return False
-        base = await asyncio.to_thread(journal.snapshot, newest) if newest else None
-        ticks = self.ticks
-        broker = ticks.broker
-        is_settled = await self._is_settled(ticks)
-        position = broker.store.position
-        if not is_settled or position is None or position.number <= newest:
-            return False
-        state = codec.packed(broker.state.known())
-        taken_bytes = self._taken_bytes
-        ends = [(one, one.log_start, one.end) for one in broker.state.topics.partitions.values()]
-        known = snapshots.by_partition(base.objects if base else ())
-        objects: list[RecordObject] = []
-        for partition, log_start, end in ends:
-            kept = snapshots.kept_objects(known.get(partition.number, ()), log_start, end)
-            since = range(kept[-1].end if kept else log_start, end)
-            objects += kept
-            objects += await self._put_records(journal, position.number, ticks, partition, since)
-        # The start of a log may have moved in a tick that does not get into its slot.
-        if not await self._is_settled(ticks):
-            return False
-        await asyncio.to_thread(journal.put_snapshot, Snapshot(position, state, objects))
-        self._snapshot_number = position.number
-        self._taken_bytes -= taken_bytes
-        return True
-
-    async def _is_settled(self, ticks: TickLoop) -> bool:
-        """Wait until all that was decided is in slots; False where that will never be."""
-        while not ticks.is_over and (ticks.is_syncing or ticks.broker.store.has_pending):
-            self._settled.clear()
-            await self._settled.wait()
-        return not ticks.is_over
-
-    async def _put_records(
-        self,
-        journal: SharedJournal,
-        number: int,
-        ticks: TickLoop,
-        partition: Partition,
-        offsets: range,
-    ) -> list[RecordObject]:
-        """
-        Records of a partition, as objects of the snapshot of this slot. Those that were deleted
-        since are left out: the slot that says so is behind the snapshot, and a member that begins
-        from the snapshot reads that slot before it serves.
-        """
-        made: list[RecordObject] = []
-        at, end = offsets.start, offsets.stop
-        while at < end:
-            is_settled = await self._is_settled(ticks)
-            log = ticks.broker.store.logs.get(partition.number)
-            if not is_settled or log is None:
-                raise _Moved(f"partition {partition.number} is gone")
-            at = max(at, partition.log_start)
-            if at >= end or not (chunk := log.read(at, end, snapshots.OBJECT_BYTES_MAX)).data:
-                break
-            data = chunk.data
-            one = snapshots.record_object(number, partition.number, at, chunk.before, data)
-            await asyncio.to_thread(journal.put_object, one, data)
-            made.append(one)
-            at = chunk.before
-        return made
 
 
 async def _asked(peer: Peer, asker: Status) -> Status:
