@@ -97,6 +97,7 @@ UNFIT = [
     ),
     ("varchar(9) CHARACTER SET latin1", pa.array(["a", "世"]), "Incorrect string"),
     ("varbinary(2)", pa.array([b"ab", b"abc"]), "truncated"),
+    ("json", pa.array(["[1]", "[1"]), ""),
 ]
 
 
@@ -115,6 +116,23 @@ def test_a_value_that_no_column_holds_goes_elsewhere_and_the_rest_arrives(
     (rejected,) = rejected_by(life)
     assert json.loads(rejected["row"])["id"] == 2
     assert reason in rejected["reason"]
+
+
+def test_text_that_is_no_json_is_found_among_many_rows(place):
+    """MySQL loads none of the rows then."""
+    place.sql(f"CREATE TABLE {place.schema}.orders (id int, v json)")
+    texts = ["{" if number in (3, 1500) else "{}" for number in range(2000)]
+    rows = pa.table({"id": pa.array(range(2000), pa.int32()), "v": texts})
+    life = place.life(on_reject=Memory(name="bad orders"), rejects_max=2)
+    life.start(rows)
+    receipt = life.prepare(rows, 0)
+    life.rehearse(0, [receipt])
+    life.commit(0, [receipt])
+    assert [json.loads(row["row"])["id"] for row in rejected_by(life)] == [3, 1500]
+    assert len(place.rows(columns="id")) == 1998
+    worse = pa.table({"id": rows["id"], "v": ["{"] * 2000})
+    with pytest.raises(RowRejected, match="rejects_max= is the limit"):
+        life.rehearse(1, [life.prepare(worse, 1)])
 
 
 def test_bad_rows_of_an_upsert_go_elsewhere(keyed, some):

@@ -54,8 +54,7 @@ _HINTS: Mapping[Code, str] = {
     1836: "a replica, or a server that is read-only: the url must reach the primary",
     1969: "a larger statement_timeout_s",
     3024: "a larger statement_timeout_s",
-    3140: "correct it in the query, or drop such rows with where=: it is read while rows are "
-    "staged, before on_reject= can take a row",
+    3140: "correct it in the query, or have such rows go elsewhere: on_reject=",
     3948: "SET GLOBAL local_infile = 1 on the server",
 }
 

@@ -7,7 +7,8 @@ left prepared under the handle's name and belongs to no connection any more once
 LOAD DATA LOCAL turns errors into warnings, and truncates or skips what it can't take: so a load
 with a single warning, or with fewer rows than were sent, is refused, with the row named. Where
 refused rows go to another sink, every row is loaded under a number of its own; rows that the server
-warned of are deleted again and kept as text (`UNFIT`), under numbers below 0.
+warned of are deleted again and kept as text (`UNFIT`), under numbers below 0. Text that is no JSON
+is an error also here, on MySQL, and none of the rows are loaded: they are searched for it by halves.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _NULL = "\\N"
 _WARNINGS_MAX = 65_535
 """No server lists more than this."""
 _NOT_ALLOWED = 1227
+_NO_JSON = 3140
 _LOCK_WAIT_S = 1
 """How long a session that was closed may take to end."""
 
@@ -175,7 +177,9 @@ class KeepingWriter(StagedWriter):
         places = [place for place in range(block.num_rows) if place not in reasons]
         if places:
             fitting = block.take(places) if reasons else block
-            reasons |= self._load(connection, fitting, [first + place for place in places], first)
+            numbers = [first + place for place in places]
+            load = partial(self._load, connection, fitting, numbers, first)
+            reasons |= self._classified("load", load)
         if reasons:
             self._keep_places(connection, block, first, reasons)
 
@@ -188,16 +192,34 @@ class KeepingWriter(StagedWriter):
         data = rows_of([at.cast(TEXT), *(self._converted(one, rows, first) for one, _ in sent)])
         columns = [(AT, None), *((name, one.expression) for one, name in sent)]
         statement = load_statement(self._table_sent_to(), columns)
-        arrived, warnings = self._classified("load", lambda: connection.load(statement, data))
+        try:
+            arrived, warnings = connection.load(statement, data)
+        except DIALECT.errors as error:
+            if DIALECT.code_of(error) != _NO_JSON:
+                raise
+            if rows.num_rows == 1:
+                return {numbers[0] - first: DIALECT.text_of(error)}
+            return self._load_halves(connection, rows, numbers, first)
         if arrived != rows.num_rows:
             raise self._refused(connection, rows, first, arrived)
         if not warnings:
             return {}
         changed = self._warned(connection, rows, first)
         places = DIALECT.at_places([str(numbers[place] + 1) for place in changed])
-        delete = f"DELETE FROM {self._table_sent_to()} WHERE {places}"
-        self._classified("delete unfit rows", lambda: self._run(connection, delete))
+        self._run(connection, f"DELETE FROM {self._table_sent_to()} WHERE {places}")
         return {numbers[place] - first: why for place, why in changed.items()}
+
+    def _load_halves(
+        self, connection: MySQLConnection, rows: pa.Table, numbers: Sequence[int], first: int
+    ) -> dict[int, str]:
+        """No further than there may be rejected rows."""
+        reasons: dict[int, str] = {}
+        middle = rows.num_rows // 2
+        for at, end in ((0, middle), (middle, rows.num_rows)):
+            if len(reasons) <= self._sink.rejects_max:
+                half = rows.slice(at, end - at)
+                reasons |= self._load(connection, half, numbers[at:end], first)
+        return reasons
 
     def _warned(self, connection: MySQLConnection, rows: pa.Table, first: int) -> dict[int, str]:
         """The server's warnings, by the places of the rows in the load."""
