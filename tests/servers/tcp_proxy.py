@@ -32,6 +32,10 @@ class Proxy:
         self.cuts = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
+    @property
+    def connections(self) -> int:
+        return len(self._open) // 2
+
     def cut(self) -> None:
         """End every connection, as when a cable is pulled and both sides notice."""
         with self._lock:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from epochal.contract import Task
 from epochal.errors import InvariantBroken, Misconfigured, RowRejected, TaskFailed, from_text
 from epochal.kit.sink_base import SinkBase
-from epochal.spark.error_text import as_epochal
+from epochal.spark.error_text import as_epochal, stop_or_error
 from epochal.spark.task import CarriedError, PrepareTask, _text_batch, prepare
 from epochal.terms import (
     DEFAULT_LIMITS,
@@ -121,6 +122,19 @@ def test_a_receipt_is_sent_as_text_whatever_its_letters(text: str) -> None:
     batch = _text_batch(text)
     batch.validate(full=True)
     assert batch.to_pylist() == [{"receipt": text}]
+
+
+class Unsaid(Exception):
+    """As PySpark's, whose texts are in the JVM."""
+
+    def __str__(self) -> str:
+        raise Py4JNetworkError("Answer from Java side is empty")
+
+
+def test_an_error_whose_text_has_gone_with_the_jvm_says_that_it_has_exited() -> None:
+    for said in (as_epochal(Unsaid(), "the query"), stop_or_error(Unsaid(), "the query")):
+        assert isinstance(said, TaskFailed)
+        assert "the query: Spark's JVM has exited" in said.message
 
 
 def test_a_name_that_java_does_not_have_is_reported_with_the_way_out() -> None:

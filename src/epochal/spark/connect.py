@@ -67,7 +67,7 @@ logger = logging.getLogger("epochal")
 
 _LOCAL = (None, "file", "sqlite")
 _EXIT_WAIT_MAX_S = 10.0
-_WORKER_STARTS = 3
+_WORKER_STARTS = 5
 _TOO_SLOW = "Python worker failed to connect back"
 _NO_MODULE = re.compile(r"No module named '(?P<module>[\w.]+)'")
 _MODULE_MISSING = (

@@ -96,11 +96,12 @@ def stop_or_error(
     """
     # Of ours only where nothing happened: one about a decided epoch may cite an interrupt too.
     may_be_stop = isinstance(error, TryAgain) or not isinstance(error, EpochalError)
+    text = _asked(error.__str__) or ""
     if isinstance(error, Stopped):
         stopped = error
-    elif isinstance(error, Terminated) or (may_be_stop and _STOP.search(str(error))):
+    elif isinstance(error, Terminated) or (may_be_stop and _STOP.search(text)):
         stopped = Stopped(_STOPPED)
-    elif may_be_stop and _INTERRUPT.search(str(error)):
+    elif may_be_stop and _INTERRUPT.search(text):
         stopped = Stopped(_STOPPED)
         stopped.if_active = as_epochal(error, doing)
     else:
@@ -136,16 +137,17 @@ def as_epochal(error: BaseException, doing: str) -> EpochalError:
     if isinstance(error, EpochalError):
         return error
     logger.debug("%s", doing, exc_info=error)
-    carried = from_text(str(error))
+    text = _asked(error.__str__)
+    carried = from_text(text or "")
     if carried is not None:
         return carried
-    if is_jvm_gone(error):
+    if text is None or is_jvm_gone(error):
         return TaskFailed(
             f"{doing}: Spark's JVM has exited, or Ctrl-C in a call to Spark has cut it off",
             "nothing is lost: start again; its last lines on stderr, or the system's log, say "
             "whether it was killed or ran out of memory",
         )
-    reason = _reason(error)
+    reason = _reason(error, text)
     if _NO_SPACE in reason:
         return TryAgain(
             f"{doing}: {reason}",
@@ -189,21 +191,31 @@ def is_jvm_gone(error: BaseException) -> bool:
     return is_unanswered or isinstance(error, (Py4JNetworkError, ConnectionError))
 
 
-def _reason(error: BaseException) -> str:
+def _asked(ask: Callable[[], str]) -> str | None:
+    """What an error says. PySpark asks the JVM for it: None where that has exited since."""
+    try:
+        return ask()
+    except Exception as failure:
+        logger.debug("an error that can't say what it is", exc_info=failure)
+        return None
+
+
+def _reason(error: BaseException, text: str) -> str:
     if not isinstance(error, Exception):
-        return f"{type(error).__name__}: {error}"
-    text = str(error).strip() or type(error).__name__
+        return f"{type(error).__name__}: {text}"
+    text = text.strip() or type(error).__name__
     _, traced, rest = text.rpartition("Traceback (most recent call last):")
     if traced:
         raised = _RAISED_LAST.search(rest)
         if raised is not None:
             return raised[1][:_REASON_CHARS_MAX]
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    whole = text if java is None else str(java.toString())
-    reason = whole.partition("\n")[0][:_REASON_CHARS_MAX]
+    said = text if java is None else _asked(java.toString) or text
+    reason = said.partition("\n")[0][:_REASON_CHARS_MAX]
     if java is None or not any(condition in reason for condition in _OF_A_WRITE):
         return reason
-    return f"{reason}: {_root_cause(java)}"
+    root = _asked(lambda: _root_cause(java))
+    return f"{reason}: {root}" if root else reason
 
 
 def _root_cause(java: Any) -> str:

@@ -1,5 +1,6 @@
 """`session_sql` and passwords by a function, on PostgreSQL."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -56,3 +57,17 @@ sinks:
     orders.keep(replace(life, sink=sink, opened=[])).write(0, some(1))
     assert orders.rows(columns="id") == [(1,)]
     assert next(TOKENS) - before > 1
+
+
+def test_idle_connections_of_the_driver_that_were_all_cut_are_replaced_at_once(orders, proxy, some):
+    """As by a failover; `connect_timeout_s` leaves no time to wait after each."""
+    life = orders.life(url=orders.url(port=proxy.port), pool_min=4, connect_timeout_s=1)
+    life.start(some(1))
+    life.committer.in_doubt()
+    deadline_s = time.monotonic() + 30
+    while proxy.connections < 4:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    proxy.cut()
+    life.write(0, some(1))
+    assert len(orders.rows()) == 1

@@ -7,8 +7,8 @@ left prepared under the handle's name and belongs to no connection any more once
 LOAD DATA LOCAL turns errors into warnings, and truncates or skips what it can't take: so a load
 with a single warning, or with fewer rows than were sent, is refused, with the row named. Where
 refused rows go to another sink, every row is loaded under a number of its own; rows that the server
-warned of are deleted again and kept as text (`UNFIT`), under numbers below 0. Text that is no JSON
-is an error also here, on MySQL, and none of the rows are loaded: they are searched for it by halves.
+warned of are deleted again and kept as text (`UNFIT`), under numbers below 0. On MySQL text that is
+no JSON is an error here, too, and none of the rows are loaded: they are searched for it by halves.
 """
 
 from __future__ import annotations

@@ -309,19 +309,27 @@ class PostgresConnections:
         self, pool: psycopg_pool.ConnectionPool[psycopg.Connection[Any]]
     ) -> psycopg.Connection[Any]:
         """
-        One of the pool's. While a server can't be reached the pool connects again in silence until
-        the time is over; so after a moment it is asked why, and the answer is raised.
+        One of the pool's that answers. While a server can't be reached the pool connects again in
+        silence until the time is over; so after a moment it is asked why, and the answer is raised.
+
+        A pool that checks its connections itself waits for a second after two that were cut: all
+        were, by a failover, and new ones may be cut meanwhile.
         """
         ends_s = time.monotonic() + self._server.connect_timeout_s
         while True:
             left_s = ends_s - time.monotonic()
             try:
-                return pool.getconn(timeout=max(0.0, min(left_s, _SILENT_MAX_S)))
+                connection = pool.getconn(timeout=max(0.0, min(left_s, _SILENT_MAX_S)))
             except psycopg_pool.PoolTimeout as error:
                 if left_s <= _SILENT_MAX_S:
                     raise self._reason(pool, error) from error
                 if not _is_full(pool):
                     self._connect_once()
+            else:
+                if self._answers(connection):
+                    return connection
+                connection.close()
+                pool.putconn(connection)  # which opens another one
 
     def give_back(self, connection: psycopg.Connection[Any]) -> None:
         if connection.closed:
@@ -332,12 +340,17 @@ class PostgresConnections:
         else:
             self._pool.putconn(connection)
 
-    def _check(self, connection: psycopg.Connection[Any]) -> None:
-        """Ask whether it still answers, unless it did a moment ago: that costs a round trip."""
+    def _answers(self, connection: psycopg.Connection[Any]) -> bool:
+        """It is asked, unless it answered a moment ago: that costs a round trip."""
         used_s = self._used_s.get(connection, 0.0)
-        if used_s <= self._doubted_s or time.monotonic() - used_s > _FRESH_S:
-            self._used_s.pop(connection, None)
+        if used_s > self._doubted_s and time.monotonic() - used_s <= _FRESH_S:
+            return True
+        self._used_s.pop(connection, None)
+        try:
             psycopg_pool.ConnectionPool.check_connection(connection)
+        except psycopg.Error:
+            return False
+        return True
 
     def close(self) -> None:
         if self._pool is not None:
@@ -357,7 +370,6 @@ class PostgresConnections:
                     max_idle=self._server.idle_max_s,
                     max_lifetime=self._server.lifetime_max_s,
                     configure=self._configure,
-                    check=self._check,
                     name=self._application,
                     open=True,
                 )
