@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 import ssl
@@ -9,6 +10,7 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
@@ -18,6 +20,8 @@ from servers.kafka import Certificates
 from test_hostile_clients import connected, frame
 from wire import produce
 
+from epochal.broker.acceptor import Acceptor
+from epochal.broker.core.settings import Settings
 from epochal.clock import SystemClock
 from epochal.kafka import batch_reader
 from epochal.kafka.client import Client
@@ -208,3 +212,29 @@ def test_of_a_batch_damaged_within_an_answer_not_a_byte_is_sent(
 
 def newest_segment(server: EmbeddedServer) -> Path:
     return max(Path(server.folder).rglob("*.segment"), key=lambda path: path.stat().st_mtime)
+
+
+def test_the_small_end_of_a_large_answer_is_sent_at_once() -> None:
+    """Else it waits until what is before it is acknowledged, which takes clients up to 40 ms."""
+
+    async def accepted() -> bool:
+        met: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
+
+        class Met(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                met.set_result(cast("asyncio.Transport", transport))
+
+        acceptor = Acceptor(Met, Settings(), None, lambda limit: None)  # type: ignore[arg-type]
+        port = await acceptor.bind("127.0.0.1", 0)
+        acceptor.start()
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        transport = await met
+        is_sent_at_once = transport.get_extra_info("socket").getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY
+        )
+        writer.close()
+        transport.abort()
+        acceptor.close()
+        return bool(is_sent_at_once)
+
+    assert asyncio.run(accepted())

@@ -63,8 +63,9 @@ class Acceptor:
             found = await self._loop.getaddrinfo(
                 host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            for family, _, _, _, place in dict.fromkeys(found):
-                listening = socket.socket(family, socket.SOCK_STREAM)
+            for family, kind, protocol, _, place in dict.fromkeys(found):
+                # By the protocol asyncio knows that it is TCP, and has small parts sent at once.
+                listening = socket.socket(family, kind, protocol)
                 self._sockets.append(listening)
                 listening.setblocking(False)
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
