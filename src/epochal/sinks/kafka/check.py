@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_WANTED_MS = 3_600_000
 """Long enough for a driver to restart and finish, short enough that readers don't wait for long."""
+_CHECK_TIMEOUT_MS = 10_000
 _TIMEOUT_SMALL_S = 60.0
 _TIMEOUT_DEFAULT_MS = 900_000
 _OWN_TIMEOUT_MS = 60_000
@@ -182,8 +183,14 @@ def _require_offsets(
     """
     Commit offsets in a transaction that is aborted. An epoch without rows does that after its
     decision only, and a right that is missing must not come out then (I3).
+
+    The sink's own time is asked for first, as brokers may refuse it. The transaction gets a short
+    one: of a driver that is killed here before it has claimed nobody knows the uid, so only the
+    brokers can end it.
     """
-    producer_id, producer_epoch = start_one(client, ids.check, limits.timeout_ms)
+    start_one(client, ids.check, limits.timeout_ms)
+    timeout_ms = min(limits.timeout_ms, _CHECK_TIMEOUT_MS)
+    producer_id, producer_epoch = start_one(client, ids.check, timeout_ms)
     txn = OpenTransaction(
         transactional_id=ids.check,
         producer_id=producer_id,
