@@ -54,7 +54,7 @@ def query_loggers() -> list[logging.Logger]:
 
 @contextmanager
 def not_logged() -> Iterator[None]:
-    """Errors in queries that are raised within are told in other words."""
+    """PySpark does not log errors that are raised within: the caller reports them."""
     kept = [(one, one.level) for one in query_loggers()]
     for one, _ in kept:
         one.setLevel(logging.CRITICAL)

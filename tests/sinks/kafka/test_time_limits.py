@@ -301,3 +301,17 @@ def test_a_replay_that_runs_out_of_time_is_refused_before_it_is_recorded(kafka: 
     assert kafka.ids(runs.topic) == []
     runs.run()
     assert kafka.ids(runs.topic) == [1, 2, 3, 4]
+
+
+def test_what_a_killed_check_leaves_open_is_ended_by_the_broker_within_seconds(
+    kafka: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a driver that has not claimed nobody else knows the uid."""
+    life = kafka.life(kafka.topic())
+    with monkeypatch.context() as patched:
+        patched.setattr(check, "end_transactions", lambda *_, **__: [])
+        life.committer.check(some(1).schema)
+    (name,) = [one for one in kafka.open_transactions() if one.endswith("-check")]
+    (left,) = transaction_status.describe(kafka.client, [name])
+    assert left.transaction_timeout_ms <= 10_000
+    kafka.abort_open(name)

@@ -97,7 +97,6 @@ UNFIT = [
     ),
     ("varchar(9) CHARACTER SET latin1", pa.array(["a", "世"]), "Incorrect string"),
     ("varbinary(2)", pa.array([b"ab", b"abc"]), "truncated"),
-    ("json", pa.array(["[1]", "[1"]), ""),
 ]
 
 

@@ -1,4 +1,4 @@
-"""`session_sql` and passwords by a function, on PostgreSQL."""
+"""`session_sql`, passwords by a function, and connections that were cut, on PostgreSQL."""
 
 import time
 from dataclasses import replace
