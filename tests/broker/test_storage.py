@@ -314,14 +314,14 @@ def test_a_member_knows_its_slot_again_and_keeps_old_claims_once() -> None:
     claims = list(range(1, 50_000, 10))
     first = SlotTaken(49_991, 7, 5_000, "ab" * 16, "holder", claims)
     store = opened()
-    store.keep([], first)
+    store.keep([], b"", first)
     size = sum(map(len, disk.files.values()))
     for number in range(1, 100):
-        store.keep([], first._replace(number=first.number + number, crc=number))
+        store.keep([], b"", first._replace(number=first.number + number, crc=number))
     assert sum(map(len, disk.files.values())) < 2 * size
     again = opened()
     assert again.position == first._replace(number=50_090, crc=99)
     taken_over = SlotTaken(50_091, 8, 5_001, "cd" * 16, "another", [*claims, 50_091])
-    again.keep([], taken_over)
-    again.keep([], taken_over._replace(number=50_092, crc=9))
+    again.keep([], b"", taken_over)
+    again.keep([], b"", taken_over._replace(number=50_092, crc=9))
     assert opened().position == taken_over._replace(number=50_092, crc=9)

@@ -126,15 +126,16 @@ class SharedJournal:
             case _:
                 raise InvariantBroken(f"{action} is no call of the store")
 
+    def read_ahead(self, number: int) -> bytes | None:
+        """A slot that was read with one before it, once; for who makes no other call meanwhile."""
+        return self._ahead.pop(number, None)
+
     def _read(self, number: int) -> bytes | None:
         """
-        A slot. Several behind it are read at once, where that is possible: one that was there is
-        that slot, whenever it is used; it is used once. That a slot is not there is never
+        A slot. Several behind it are read at once, where that is possible, for `read_ahead`: one
+        that was there is that slot, whenever it is used. That a slot is not there is never
         remembered.
         """
-        found = self._ahead.pop(number, None)
-        if found is not None:
-            return found
         self._ahead.clear()
         if self._scanned is not None:
             rows = self._scanned.read_after(_SLOTS, f"{number - 1:020d}", _SCANNED)

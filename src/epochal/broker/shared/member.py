@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -39,10 +39,12 @@ from epochal.broker.shared.protocol import (
     Fenced,
     Fetch,
     Fetched,
+    Found,
     Load,
     Loaded,
     Member,
     Position,
+    Read,
     Serve,
     Stop,
     Stored,
@@ -98,6 +100,8 @@ T = TypeVar("T")
 class _TickUnderWay:
     entries: list[Entry]
     then: Callable[[], None]
+    packed: bytes = b""
+    """The entries as bytes, where the slots have them so."""
 
 
 class ClusterMember:
@@ -328,29 +332,28 @@ class ClusterMember:
         is_due = self._loop.time() - self._durable_at > _LOOK_ACTIVE_S
         if not has_answers and not store.has_pending and not is_due:
             return True
-        entries = store.take()
-        self._tick = _TickUnderWay(entries, then)
+        tick = self._tick = _TickUnderWay(store.take(), then)
         wait_s = max(self._tick_at + self._tick_every_s() - self._loop.time(), 0.0)
         self._tick_at = self._loop.time() + wait_s
         if wait_s:
-            self._loop.call_later(wait_s, self._put_tick, entries)
+            self._loop.call_later(wait_s, self._put_tick, tick)
         else:
-            self._put_tick(entries)
+            self._put_tick(tick)
         return False
 
-    def _put_tick(self, entries: list[Entry]) -> None:
+    def _put_tick(self, tick: _TickUnderWay) -> None:
         if self._is_over:
             return
-        if not self._journal.are_outside(entries):
-            self._feed_tick(entries)
+        if not self._journal.are_outside(tick.entries):
+            tick.packed = codec.packed(tick.entries)
+            self._feed_tick(tick.packed)
             return
         at = self._member.at
-        put = partial(self._journal.put_outside, at.number + 1, at.nonce, entries)
-        self._repeat(put, self._feed_tick)
+        put = partial(self._journal.put_outside, at.number + 1, at.nonce, tick.entries)
+        self._repeat(put, lambda shown: self._feed_tick(codec.packed(shown)))
 
-    def _feed_tick(self, shown: Sequence[Entry]) -> None:
-        """`shown`: the entries as the slots have them."""
-        self._feed(Tick(codec.packed(shown), self._now_ms()))
+    def _feed_tick(self, payload: bytes) -> None:
+        self._feed(Tick(payload, self._now_ms()))
 
     def _tick_every_s(self) -> float:
         """Longer while all standbys are far behind: a takeover would have to wait for them."""
@@ -406,6 +409,9 @@ class ClusterMember:
                 raise CorruptRecord(f"{self._journal.location}: {action.reason}", HINT)
             case Fetch() if not codec.holds(AppendedElsewhere, action.payload):
                 self._feed(Fetched(action.payload))
+            case Read() if (found := self._journal.read_ahead(action.number)) is not None:
+                # Not by the thread: to wake it takes as long as to take a slot in.
+                self._loop.call_soon(self._called, Found(found))
             case _:
                 self._repeat(partial(self._journal.carry_out, action), self._called)
 
@@ -475,8 +481,7 @@ class ClusterMember:
 
     def _take_in(self, action: Apply) -> None:
         broker = self.ticks.broker
-        entries = codec.read(action.payload)
-        broker.store.take_in(broker.state, entries, to_entry(action.position))
+        broker.store.take_in(broker.state, action.payload, to_entry(action.position))
         if broker.store.wants_roll:
             broker.store.roll(broker.state.known())
         if not action.payload:
@@ -503,7 +508,7 @@ class ClusterMember:
         if tick.entries:
             batches = (one.batch for one in tick.entries if isinstance(one, Appended))
             self._snapshots.take_in(sum(map(len, batches)))
-            self.ticks.broker.store.keep(tick.entries, to_entry(position))
+            self.ticks.broker.store.keep(tick.entries, tick.packed, to_entry(position))
             if not self._written or self._durable_at - self._written[-1][1] > _WRITTEN_EVERY_S:
                 self._written.append((position.number, self._durable_at))
         # First: who waits for this is called before the next tick is decided.

@@ -146,25 +146,28 @@ class Store:
         pending, self._pending = self._pending, []
         return pending
 
-    def keep(self, entries: list[Entry], position: SlotTaken) -> None:
-        """Step 2 of a tick that is in the shared journal up to this slot."""
+    def keep(self, entries: list[Entry], packed: Part, position: SlotTaken) -> None:
+        """
+        Step 2 of a tick that is in the shared journal up to this slot. `packed`: the same entries
+        as bytes, or nothing where the slots have them otherwise.
+        """
         before, self.position = self.position, position
         is_next = before is not None and before.generation == position.generation
         where = SlotFilled(position.number, position.crc) if is_next else position
-        self._write([*entries, where])
+        self._write(entries, packed, where)
 
-    def take_in(self, state: BrokerState, entries: Iterable[Entry], position: SlotTaken) -> None:
+    def take_in(self, state: BrokerState, payload: bytes, position: SlotTaken) -> None:
         """A tick that another member has decided: apply and keep it."""
-        taken = list(entries)
-        for entry in taken:
+        entries = list(codec.read(payload))
+        for entry in entries:
             self._apply(state, entry)
             if isinstance(entry, Appended):
                 log = self.logs.get(entry.partition)
                 if log is not None and log.tail_bytes > self._tail_bytes_max:
                     self._touched[log.number] = log
-        self.keep(taken, position)
+        self.keep(entries, payload, position)
 
-    def _write(self, pending: list[Entry]) -> None:
+    def _write(self, pending: list[Entry], packed: Part = b"", *behind: Entry) -> None:
         if self._journal is None:
             return
         placed: dict[int, Placed] = {}
@@ -175,11 +178,14 @@ class Store:
                     placed[number] = where
             self._touched = {}
         parts: list[Part] = []
-        for entry in pending:
-            if not (placed and isinstance(entry, Appended) and _is_in(placed, entry)):
-                codec.put(entry, parts)
-        for where in placed.values():
-            codec.put(where, parts)
+        if packed and not placed:
+            parts.append(packed)
+        else:
+            for entry in pending:
+                if not (placed and isinstance(entry, Appended) and _is_in(placed, entry)):
+                    codec.put(entry, parts)
+        for entry in (*behind, *placed.values()):
+            codec.put(entry, parts)
         self._entries += len(pending)
         self._journal.write(parts)
         self.ticks += 1
