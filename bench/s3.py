@@ -22,7 +22,7 @@ from epochal.sinks.files.backend import Uploads
 from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
 
-ROUNDS = 3
+ROUNDS = 5
 
 
 def append_spark() -> Comparison:

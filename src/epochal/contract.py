@@ -318,11 +318,11 @@ class EngineWrite:
     """As the engine names it."""
     folder: str
     """A URL. Of this job alone: nothing is there yet. With a `table`: that of the table."""
-    has_log: bool = False
+    is_listed: bool = False
     """
-    Files stay where tasks have put them, under names of their own, and a log of the engine lists
-    those that count, see `EngineWritten.reports`: for stores that can't rename. Else they are moved
-    into the folder when the job is committed.
+    Files stay where tasks have put them, under names of their own, and the engine lists those that
+    count, see `EngineWritten.reports`: for stores that can't rename. Else they are moved into the
+    folder when the job is committed.
     """
     partition_by: Sequence[str] = ()
     sort_by: Sequence[str] = ()

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from epochal.contract import EngineWritten
-from epochal.kit.engine_files import Dictionaries, logged_sizes
+from epochal.kit.engine_files import Dictionaries, listed_sizes
 from epochal.terms import NO_ROWS, Identity, SinkName, Uid
 
 ROWS = pa.table({"distinct": range(20_000), "few": [n % 9 for n in range(20_000)]})
@@ -54,5 +54,5 @@ def test_files_of_a_job_are_found_below_any_key(path: Path) -> None:
         fingerprint=NO_ROWS,
         reports=['{"path": "s3a://lake/a%23b%3Fc/%25d/job/p=x%252Fy/part-0.parquet", "size": 7}'],
     )
-    found = logged_sizes(written, "s3a://lake/a#b?c/%d/job")
+    found = listed_sizes(written, "s3a://lake/a#b?c/%d/job")
     assert found == {"p=x%2Fy/part-0.parquet": 7}

@@ -47,10 +47,12 @@ class Source:
     def add(self, *epochs: Sequence[dict[str, Any]]) -> None:
         for rows in epochs:
             text = "\n".join(json.dumps(row) for row in rows)
-            file = self.folder / f"{self.files:04d}.json"
-            file.write_text(text)
-            # The file source takes older files first.
-            os.utime(file, (1_700_000_000 + self.files, 1_700_000_000 + self.files))
+            # Spark ignores its first name: a query that is running must not see it without its
+            # time, by which older files come first, and much older ones than the newest never.
+            hidden = self.folder / f".{self.files:04d}.json"
+            hidden.write_text(text)
+            os.utime(hidden, (1_700_000_000 + self.files, 1_700_000_000 + self.files))
+            hidden.rename(self.folder / f"{self.files:04d}.json")
             self.files += 1
             self.rows += rows
 

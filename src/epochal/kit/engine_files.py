@@ -57,8 +57,6 @@ _FOOTERS_MAX = 8
 _TRY_ALL_EVERY = 50
 _SPARK_CODECS = {"lz4": "lz4_raw"}
 """Spark's names of codecs, where they differ from Arrow's."""
-LOG = "_spark_metadata"
-"""The folder, in that of a job, of the log that lists its files (see `EngineWrite.has_log`)."""
 
 
 def writer_options(compression: str) -> dict[str, str]:
@@ -253,8 +251,8 @@ def hadoop_url(location: str) -> str:
     return location.replace("s3://", "s3a://", 1) if location.startswith("s3://") else location
 
 
-def logged_sizes(written: EngineWritten, job_url: str) -> dict[str, int]:
-    """The files of a job that has a log, by their paths below its folder, with their sizes."""
+def listed_sizes(written: EngineWritten, job_url: str) -> dict[str, int]:
+    """The files that a job has listed, by their paths below its folder, with their sizes."""
     listed = [json.loads(report) for report in written.reports or ()]
     # Not by urlsplit: the keys of a store may have a # or a ?.
     top = f"{_key_in(job_url)}/"

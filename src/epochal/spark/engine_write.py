@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from epochal.contract import EngineWrite, EngineWritten
 from epochal.errors import InvariantBroken, RowRejected, TaskFailed
-from epochal.kit.engine_files import LOG, refusing
+from epochal.kit.engine_files import refusing
 from epochal.kit.hive_partitions import NULL
 from epochal.spark.projection import quoted
 from epochal.spark.row_hash import ObservedRows
@@ -81,9 +84,10 @@ _WAYS = {
 _CONNECT = "Spark Connect gives no access to it"
 _HUDI_CLASS = "org.apache.hudi.HoodieDatasetBulkInsertHelper"
 _ICEBERG_CLASS = "org.apache.iceberg.spark.SparkRewriteTableCatalog"
-_STREAM_PROTOCOL = "spark.sql.streaming.commitProtocolClass"
-_STREAM_PROTOCOL_NEEDED = "ManifestFileCommitProtocol"
-_LOG_VERSION = "v1"
+_LOG_VERSION = 1
+_FILE_WRITER = "org.apache.spark.sql.execution.datasources.FileFormatWriter"
+_WRITE_ARGUMENTS = 10
+"""Of its `write`, without those that have a default."""
 _V1_SOURCES = "spark.sql.sources.useV1SourceList"
 """The formats whose files Spark writes by the committer that is needed here."""
 _PACKAGES = {"avro": "org.apache.spark:spark-avro_2.13"}
@@ -127,7 +131,7 @@ class SessionWriter:
                 self._release_refusal
                 or self._committer_refusal
                 or self._format_refusal(form)
-                or self._location_refusal(location, has_log=form != "iceberg")
+                or self._location_refusal(location, is_listed=form != "iceberg")
             )
         if refusal is None and schema is not None:
             refusal = type_refusal(schema, form)
@@ -198,20 +202,20 @@ class SessionWriter:
             return False
         return True
 
-    def _try_location(self, location: str, *, has_log: bool) -> str | None:
+    def _try_location(self, location: str, *, is_listed: bool) -> str | None:
         """A store is reached by Spark's own settings: whether there are any that lead there."""
         if location.startswith("file:"):
             return None
-        return (self._log_refusal if has_log else None) or self._reach_refusal(location)
+        return (self._listing_refusal if is_listed else None) or self._reach_refusal(location)
 
     @cached_property
-    def _log_refusal(self) -> str | None:
-        """Why Spark's file sink for streams can't be used."""
-        if self._spark.version.startswith("4.0."):
-            return "Spark 4.0 drops the options of files that it writes to a store"
-        protocol = str(self._spark.conf.get(_STREAM_PROTOCOL))
-        if not protocol.endswith(f".{_STREAM_PROTOCOL_NEEDED}"):
-            return f"{_STREAM_PROTOCOL} is {protocol}"
+    def _listing_refusal(self) -> str | None:
+        from py4j.protocol import Py4JError  # noqa: PLC0415  importable without pyspark
+
+        try:
+            _listing_parts(self._spark._jvm, _is_4_0(self._spark))
+        except (Py4JError, TypeError, AttributeError) as error:
+            return f"this Spark's writer of files is another: {str(error).partition(chr(10))[0]}"
         return None
 
     def _reach_refusal(self, location: str) -> str | None:
@@ -292,13 +296,12 @@ def write(
             bytes=staged.bytes,
             reports=staged.reports,
         )
-    if asked.has_log:
-        reports = _logged(shaped, asked)
+    if asked.is_listed:
+        reports, rows = _listed(shaped, asked)
+        counted = observed.fingerprint()
+        _require_same(rows, counted.rows, "Spark's writer")
         return EngineWritten(
-            handle=asked.handle,
-            schema=schema,
-            fingerprint=observed.fingerprint(),
-            reports=reports,
+            handle=asked.handle, schema=schema, fingerprint=counted, reports=reports
         )
     files, size, rows = _statistics(executed(shaped, _command(shaped, asked)))
     counted = observed.fingerprint()
@@ -322,11 +325,25 @@ def _shaped(frame: DataFrame, asked: EngineWrite) -> DataFrame:
     and hashes rows, as they came: no exchange is between it and the writer.
     """
     if asked.select:
-        kinds = {field.name: field.dataType for field in frame.schema.fields}
-        frame = frame.select(
-            *(_numbered(sql, name, kinds.get(name), asked) for name, sql in asked.select.items())
-        )
+        frame = _selected(frame, asked)
     return frame.sortWithinPartitions(*map(_sort_key, asked.sort_by)) if asked.sort_by else frame
+
+
+def _selected(frame: DataFrame, asked: EngineWrite) -> DataFrame:
+    """By columns of the JVM that are built once: for each of them it takes several calls."""
+    from epochal.spark.jvm_expressions import built_once  # noqa: PLC0415  needs pyspark
+
+    classic: Any = frame
+    schema = frame.schema
+    kinds = {field.name: field.dataType for field in schema.fields}
+
+    def columns() -> Any:
+        found = (_numbered(sql, name, kinds.get(name), asked) for name, sql in asked.select.items())
+        return classic._jcols(*found)
+
+    key = (_selected, schema.json(), tuple(asked.select.items()), tuple(asked.field_ids.items()))
+    selected = classic._jdf.select(built_once(frame, key, columns))
+    return type(classic)(selected, frame.sparkSession)  # type: ignore[no-any-return]
 
 
 def _sort_key(order: str) -> Column:
@@ -371,7 +388,7 @@ def _command(frame: DataFrame, asked: EngineWrite) -> Any:
     """The logical plan of `DataFrameWriter.save`, which gives no access to what it has written."""
     options = {**asked.options, **_COMMITTER, **LOCAL_FILES}
     jvm: Any = frame.sparkSession._jvm
-    if not frame.sparkSession.version.startswith("4.0."):
+    if not _is_4_0(frame.sparkSession):
         writer: Any = frame.write.format(asked.format).mode("errorifexists")
         if asked.partition_by:
             writer = writer.partitionBy(*asked.partition_by)
@@ -392,38 +409,97 @@ def _command(frame: DataFrame, asked: EngineWrite) -> Any:
     return source.planForWriting(mode, frame._jdf.logicalPlan())
 
 
+def _is_4_0(spark: SparkSession) -> bool:
+    return spark.version.startswith("4.0.")
+
+
 @lru_cache(maxsize=64)
 def _scala_map(jvm: Any, items: tuple[tuple[str, str], ...]) -> Any:
     """Kept, as each entry takes calls into the JVM."""
     return jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(dict(items))
 
 
-def _logged(frame: DataFrame, asked: EngineWrite) -> list[str]:
+def _listed(frame: DataFrame, asked: EngineWrite) -> tuple[list[str], int]:
     """
-    Write by Spark's file sink for streams, as its first batch: tasks put files under unique names,
-    and a log entry names those of the attempts that count. What the entry says of each file. The
-    log is removed: by Hadoop, which keeps objects of its own in the place of folders.
+    Write as Spark's file sink for streams does: tasks put files under unique names, and an entry
+    of a log names those of the attempts that count. What the entry says of each file, and how many
+    rows were written. The log is on the driver's disk: in a store, where the sink keeps its own, an
+    entry takes some fifteen requests.
     """
     spark: Any = frame.sparkSession
     activate(spark)
     jvm, session = spark._jvm, spark._jsparkSession
-    python = jvm.org.apache.spark.api.python.PythonUtils
-    streaming = jvm.org.apache.spark.sql.execution.streaming
-    sink = streaming.sinks.FileStreamSink(
-        session,
-        asked.folder,
-        _file_format(spark, asked.format),
-        python.toSeq(list(asked.partition_by)),
-        python.toScalaMap(dict(asked.options)),
+    parts = _listing_parts(jvm, _is_4_0(spark))
+    to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
+    execution = frame._jdf.queryExecution()
+    output = execution.analyzed().output()
+    columns = [output.apply(place) for place in range(output.size())] if asked.partition_by else ()
+    by_name = {column.name(): column for column in columns}
+    options = _scala_map(jvm, tuple(asked.options.items()))
+    settings = session.sessionState().newHadoopConfWithOptions(options)
+    metrics = parts.make_metrics()
+    tracker = parts.make_tracker(parts.make_serializable(settings), metrics)
+    with TemporaryDirectory(prefix="epochal-") as folder:
+        committer = parts.make_committer("0", asked.folder)
+        log = parts.make_log(_LOG_VERSION, session, f"file:{folder}", parts.nothing)
+        committer.setupManifestOptions(log, 0)
+        parts.write(
+            session,
+            execution.executedPlan(),
+            _file_format(spark, asked.format),
+            committer,
+            parts.make_output(asked.folder, _scala_map(jvm, ()), output),
+            settings,
+            to_seq([by_name[name] for name in asked.partition_by]),
+            parts.nothing,
+            to_seq([tracker]),
+            options,
+            *parts.defaults,
+        )
+        version, *reports = (Path(folder) / "0").read_text(encoding="utf-8").splitlines()
+    if version != f"v{_LOG_VERSION}":
+        raise InvariantBroken(f"a log of Spark's begins with {version!r}")
+    return reports, int(metrics.apply("numOutputRows").value())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ListingParts:
+    """What Spark's file sink for streams is made of, in one JVM."""
+
+    write: Any
+    defaults: tuple[Any, ...]
+    """What releases have added to its arguments."""
+    make_output: Any
+    make_committer: Any
+    make_log: Any
+    make_metrics: Any
+    make_tracker: Any
+    make_serializable: Any
+    nothing: Any
+
+
+@lru_cache(maxsize=1)
+def _listing_parts(jvm: Any, is_4_0: bool) -> _ListingParts:
+    """Kept: a class of the JVM is found by one call for each part of its name."""
+    execution = jvm.org.apache.spark.sql.execution
+    sources, streaming = execution.datasources, execution.streaming
+    writer = sources.FileFormatWriter
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    methods = jvm.java.lang.Class.forName(_FILE_WRITER, True, loader).getMethods()
+    arguments = max(one.getParameterCount() for one in methods if one.getName() == "write")
+    numbers = range(_WRITE_ARGUMENTS + 1, arguments + 1)
+    logs = streaming if is_4_0 else streaming.sinks
+    return _ListingParts(
+        write=writer.write,
+        defaults=tuple(getattr(writer, f"write$default${number}")() for number in numbers),
+        make_output=getattr(sources, "FileFormatWriter$OutputSpec"),
+        make_committer=streaming.ManifestFileCommitProtocol,
+        make_log=logs.FileStreamSinkLog,
+        make_metrics=sources.BasicWriteJobStatsTracker.metrics,
+        make_tracker=sources.BasicWriteJobStatsTracker,
+        make_serializable=jvm.org.apache.spark.util.SerializableConfiguration,
+        nothing=jvm.scala.Option.empty(),
     )
-    sink.addBatch(0, frame._jdf)
-    log = jvm.org.apache.hadoop.fs.Path(f"{asked.folder}/{LOG}")
-    files = log.getFileSystem(session.sessionState().newHadoopConf())
-    version, *reports = _read(jvm, files, jvm.org.apache.hadoop.fs.Path(log, "0")).splitlines()
-    if version != _LOG_VERSION:
-        raise InvariantBroken(f"the log in {asked.folder} begins with {version!r}")
-    files.delete(log, True)
-    return reports
 
 
 def activate(spark: Any) -> None:
@@ -432,14 +508,6 @@ def activate(spark: Any) -> None:
     where several sinks are written at once, has none.
     """
     spark._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
-
-
-def _read(jvm: Any, files: Any, path: Any) -> str:
-    stream = files.open(path)
-    try:
-        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-    finally:
-        stream.close()
 
 
 def _file_format(spark: Any, form: str) -> Any:

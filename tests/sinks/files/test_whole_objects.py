@@ -197,8 +197,6 @@ def test_what_tasks_of_an_aborted_job_put_late_is_found_by_a_later_sweep(
     driver = drive(engine_sink(folder))
     written = as_by_spark(driver, folder, rows(1, 3))
     top = f"{folder.name}.epochal/data/{written.handle}"
-    for name in ("", "0"):
-        put(folder, f"{top}/_spark_metadata/{name}", b"")
     receipt = Receipt(handle=written.handle, fingerprint=NO_ROWS)
     driver.committer.abort(EpochNumber(0), [receipt])
     assert [key for key in folder.ours() if key.startswith("data/")] == []

@@ -29,7 +29,7 @@ from epochal.kit.engine_files import (
     JobFolders,
     engine_files,
     hadoop_url,
-    logged_sizes,
+    listed_sizes,
     require_put,
     writer_options,
 )
@@ -232,7 +232,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
             handle=handle,
             format=form,
             folder=f"file://{self._jobs.folder(handle)}" if is_local else self._job_url(handle),
-            has_log=not is_local,
+            is_listed=not is_local,
             partition_by=self._planned.partition_by,
             select=self._planned.select(schema),
             options={**self._dictionaries.options(), **writer_options(self._sink.compression)},
@@ -273,7 +273,7 @@ class DeltaCommitter(MarkedFilesCommitter[Ledger]):
     def _put(self, written: EngineWritten) -> list[DataFile]:
         """The files of a job in a store, where the log of the job lists them."""
         handle, files = written.handle, self._files
-        sizes = logged_sizes(written, self._job_url(handle))
+        sizes = listed_sizes(written, self._job_url(handle))
         paths = [f"{handle}/{relative}" for relative in sizes]
         require_put(sizes, files.sizes(paths), self._job_url(handle), self._target)
         footers = dict(zip(paths, at_once(self._footer, paths), strict=True))

@@ -108,8 +108,8 @@ class EngineAttempt(Attempt, Protocol):
         """Where the engine writes them: made by the engine."""
 
     @property
-    def has_log(self) -> bool:
-        """Whether the files stay there, and a log of the engine names those that count."""
+    def is_listed(self) -> bool:
+        """Whether the files stay there, and the engine lists those that count."""
 
     def make(self) -> None:
         """Make the attempt's marker, before the job."""

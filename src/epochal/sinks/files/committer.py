@@ -144,7 +144,7 @@ class FileCommitter(MarkedFilesCommitter[LedgerView]):
             handle=handle,
             format=form,
             folder=attempt.job_url,
-            has_log=attempt.has_log,
+            is_listed=attempt.is_listed,
             partition_by=self._partition_by,
             sort_by=[rising(name) for name in self._sorted_by],
             options={

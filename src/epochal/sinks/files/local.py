@@ -93,7 +93,7 @@ class LocalAttempt:
     """`<root>.epochal/<handle>`: files under their final names, not in their place."""
 
     held_bytes = 0
-    has_log = False
+    is_listed = False
 
     def __init__(self, root: Path, handle: Handle) -> None:
         self._beside = folder_beside(root)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from epochal.contract import EngineWritten
 from epochal.errors import InvariantBroken, Misconfigured, PreparedLost, TryAgain
-from epochal.kit.engine_files import LOG, hadoop_url, logged_sizes, require_put
+from epochal.kit.engine_files import hadoop_url, listed_sizes, require_put
 from epochal.kit.marked_files import Markers, at_once
 from epochal.sinks.files import layout
 from epochal.sinks.files.backend import PreparedFile, Showing, Stores, files_of
@@ -44,7 +44,7 @@ class WholeObjectAttempt:
     """One attempt's files below a folder of its own."""
 
     held_bytes = 0
-    has_log = True
+    is_listed = True
 
     def __init__(self, ours: FileStore, handle: Handle) -> None:
         self.ours = ours
@@ -99,7 +99,7 @@ class WholeObjectAttempt:
         has_rows: Callable[[Path], bool],  # noqa: ARG002
     ) -> dict[str, int | None]:
         """The files that the engine's log names."""
-        sizes = logged_sizes(written, self.job_url) if written.fingerprint.rows else {}
+        sizes = listed_sizes(written, self.job_url) if written.fingerprint.rows else {}
         entries = at_once(self.ours.entry, [self._key(relative) for relative in sizes])
         found = [None if entry is None else entry.size for entry in entries]
         require_put(sizes, found, self.job_url, self.ours.location)
@@ -294,18 +294,10 @@ def _discard(store: FileStore, handle: Handle) -> None:
     store.discard_unfinished(layout.data(handle))
     store.delete(list(_keys_below(store, layout.data(handle))))
     if handle.partition == JOB_PARTITION:
-        _delete_engine_log(store, handle)
         marker = store.entry(f"{layout.IN_DOUBT}/{handle}")
         if marker is not None and time.time() - marker.modified_at < LATE_TASKS_S:
             return
     Markers(store, layout.IN_DOUBT).delete([handle])
-
-
-def _delete_engine_log(store: FileStore, handle: Handle) -> None:
-    log = f"{layout.data(handle)}/{LOG}"
-    # Hadoop's s3a keeps an empty object in the place of a folder.
-    folders = [f"{log}/"] if store.location.startswith("s3://") else []
-    store.delete([*_keys_below(store, log), *folders])
 
 
 def _keys_below(store: Store, folder: str) -> Iterator[str]:
