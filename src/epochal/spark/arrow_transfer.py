@@ -35,8 +35,7 @@ def for_transfer(frame: DataFrame, schema: StructType) -> DataFrame:
     `schema` is that of the first columns. Most frames are sent as they are: each change is one more
     analysis by Spark, in every epoch.
     """
-    if not _has_plain_names(schema):
-        frame = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+    frame = plainly_named(frame, schema)
     shorts = {
         place for place, field in enumerate(schema.fields) if _is_short_decimal(field.dataType)
     }
@@ -58,6 +57,13 @@ def for_transfer(frame: DataFrame, schema: StructType) -> DataFrame:
     except UNAVAILABLE as error:
         logger.debug("decimals are sent as they are: %s", error)
         return frame
+
+
+def plainly_named(frame: DataFrame, schema: StructType) -> DataFrame:
+    """The rows under names by which Spark can send them."""
+    if _has_plain_names(schema):
+        return frame
+    return frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
 
 
 def _has_plain_names(schema: StructType) -> bool:

@@ -24,7 +24,7 @@ from epochal.errors import TaskFailed
 from epochal.kit.row_layout import LaysOutRows
 from epochal.protocol.receipts import receipt_in
 from epochal.spark import engine_write
-from epochal.spark.arrow_transfer import for_transfer
+from epochal.spark.arrow_transfer import for_transfer, plainly_named
 from epochal.spark.driver_write import DriverWrite
 from epochal.spark.engine_write import SessionWriter
 from epochal.spark.error_text import stop_or_error
@@ -361,11 +361,10 @@ def _job_of(
 
 
 def _few(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: bool) -> _Transfer:
-    """For the driver: to have Spark plan the hash of few rows costs more than to compute it."""
-    is_by_spark = fingerprint and not is_hashed_alike(frame.schema)
-    if is_by_spark or isinstance(part.sink, LaysOutRows):
+    """For the driver: to have Spark plan another form of few rows costs more than it saves."""
+    if fingerprint and not is_hashed_alike(frame.schema):
         return _transfer(frame, part, schema, fingerprint=fingerprint)
-    return _Transfer(rows=for_transfer(frame, frame.schema), hashes_here=fingerprint)
+    return _Transfer(rows=plainly_named(frame, frame.schema), hashes_here=fingerprint)
 
 
 def _transfer(frame: DataFrame, part: Part, schema: pa.Schema, *, fingerprint: bool) -> _Transfer:

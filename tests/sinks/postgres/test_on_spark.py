@@ -12,6 +12,7 @@ from epochal.sinks.files import Files, read_epochs
 from epochal.spark import row_layout as packing
 from epochal.spark.pipeline import Pipeline
 from epochal.spark.row_hash import fingerprint_of
+from epochal.terms import Limits
 
 ORDERS = (
     "id bigint, customer int, amount double precision, title text, paid boolean,"
@@ -160,3 +161,42 @@ def test_spark_s_first_moments_are_refused(spark, place, tmp_path):
         with pytest.raises(RowRejected, match="out of range"):
             pipeline.write(rows, run=f"r{number}", checkpoint=str(tmp_path / "checkpoint"))
     assert place.rows("moments") == []
+
+
+@pytest.mark.parametrize("strategy", ["staged", "prepared"])
+def test_few_rows_by_the_driver_are_those_of_tasks(spark, place, tmp_path, monkeypatch, strategy):
+    """Tasks get them laid out for COPY, the driver as columns."""
+    laid_out = []
+    packed = packing.packed
+    monkeypatch.setattr(packing, "packed", lambda *a, **k: laid_out.append(a) or packed(*a, **k))
+    for part in range(3):
+        spark.range(part * 10, part * 10 + 10, numPartitions=1).selectExpr(
+            "id",
+            "cast(if(id % 4 = 0, null, id) AS int) AS customer",
+            "if(id = 5, double('NaN'), id / 3) AS amount",
+            "if(id % 3 = 0, null, concat('ü雪 ', id)) AS title",
+            "id % 2 = 0 AS paid",
+            "cast(-id / 8 AS decimal(18, 2)) AS price",
+            "timestamp_seconds(id - 5) AS at",
+            "date_from_unix_date(cast(id - 5 AS int)) AS day",
+        ).write.mode("append").parquet(str(tmp_path / "source"))
+    schema = spark.read.parquet(str(tmp_path / "source")).schema
+    for table, rows_max in (("by_tasks", 0), ("by_driver", 20)):
+        place.sql(f"CREATE TABLE {place.schema}.{table} ({ORDERS})")
+        pipeline = Pipeline(
+            table, [place.sink(table, strategy=strategy)], limits=Limits(driver_rows_max=rows_max)
+        )
+        stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+        query = pipeline.start(
+            stream.parquet(str(tmp_path / "source")),
+            checkpoint=str(tmp_path / table),
+            availableNow=True,
+        )
+        query.awaitTermination()
+    assert len(laid_out) == 3 + 1, "the driver knows that rows are few from its second epoch on"
+    found = [
+        place.sql(f"SELECT t::text FROM {place.schema}.{table} t ORDER BY id")
+        for table in ("by_tasks", "by_driver")
+    ]
+    assert len(found[0]) == 30
+    assert found[0] == found[1]
