@@ -13,7 +13,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pyarrow as pa
+import pymysql
 import pytest
 
 from epochal.contract import Begin, Task
@@ -75,6 +77,32 @@ def test_ten_sinks_write_to_one_table_at_a_time(orders, some, strategy):
         list(pool.map(run, range(10)))
     assert len(orders.rows()) == 20
     assert orders.leftovers() == []
+
+
+def test_a_session_that_was_chosen_to_end_a_deadlock_asks_again(orders, some, monkeypatch):
+    """As a start may, beside others that create their tables."""
+    life = orders.life()
+    (code,) = life.committer.dialect.deadlocks
+    error = (
+        psycopg.errors.lookup(code)("deadlock detected")
+        if isinstance(code, str)
+        else pymysql.err.OperationalError(code, "Deadlock found")
+    )
+    really, left = Ledger.format, [3]
+
+    def read(ledger, session):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise error
+        return really(ledger, session)
+
+    monkeypatch.setattr(Ledger, "format", read)
+    life.start(some(1))
+    assert left[0] < 0, "the ledger was not read"
+    left[0] = 1_000
+    with pytest.raises(TryAgain):
+        life.committer.check(some(1).schema)
+    assert left[0] > 990
 
 
 @BOTH

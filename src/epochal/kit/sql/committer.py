@@ -45,6 +45,9 @@ T = TypeVar("T")
 HOLDER_WAIT_S = 2.0
 """How long to wait for another driver's open transaction before its sessions are ended."""
 _CLEAR_WAIT_S = 0.1
+_DEADLOCKS_MAX = 5
+_AFTER_DEADLOCK_S = (0.01, 0.1)
+"""At least and at most, before the server is asked again: others that wait alike meet again."""
 
 
 def retry_transient(
@@ -275,12 +278,21 @@ class SqlCommitter(Operable):
             except EpochalError as error:
                 logger.info("staging tables are cleared later: %s", error)
 
-    def _ask(self, verb: str, ask: Callable[[Session], T], *, missing: T | None = None) -> T:
+    def _ask(
+        self,
+        verb: str,
+        ask: Callable[[Session], T],
+        *,
+        missing: T | None = None,
+        deadlocks_max: int = _DEADLOCKS_MAX,
+    ) -> T:
         """
         Ask on the primary; a schema that does not exist yet holds nothing.
 
         What a COMMIT leaves unknown is an error of ours by now: of any other nothing has happened.
-        So a connection that was only believed to answer is replaced once.
+        So a connection that was only believed to answer is replaced once, and a server that chose
+        this session to end a deadlock is asked again: on MySQL that can be a plain SELECT, while
+        others create tables.
         """
         session = self.pool.take()
         try:
@@ -289,12 +301,16 @@ class SqlCommitter(Operable):
             if missing is not None and self.dialect.is_missing(error):
                 return missing
             is_stale = session.is_unasked and self.dialect.is_network(error)
-            if not is_stale:
+            is_deadlock = deadlocks_max > 0 and self.dialect.is_deadlock(error)
+            if not (is_stale or is_deadlock):
                 self.end_holders(error, [self.identity])
                 raise self.dialect.classify(error, self.doing(verb)) from error
         finally:
             self.pool.give_back(session)
-        return self._ask(verb, ask, missing=missing)
+        if is_deadlock:
+            time.sleep(random.uniform(*_AFTER_DEADLOCK_S))
+        left = deadlocks_max - is_deadlock
+        return self._ask(verb, ask, missing=missing, deadlocks_max=left)
 
     def end_holders(self, error: BaseException, identities: Sequence[Identity]) -> None:
         """
