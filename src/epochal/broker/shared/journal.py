@@ -127,7 +127,7 @@ class SharedJournal:
                 raise InvariantBroken(f"{action} is no call of the store")
 
     def read_ahead(self, number: int) -> bytes | None:
-        """A slot that was read with one before it, once; for who makes no other call meanwhile."""
+        """A slot that was read with one before it, once. Not while a call is under way."""
         return self._ahead.pop(number, None)
 
     def _read(self, number: int) -> bytes | None:
