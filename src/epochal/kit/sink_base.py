@@ -133,6 +133,8 @@ class SinkBase(ABC):
     Whether `writer` may also be called in the driver's process, for epochs of few rows (see
     `Limits.driver_rows_max`): it runs no code of its user, and its target is in reach there.
     """
+    moves_rows: ClassVar[bool] = False
+    """Whether the jobs that write its rows move them between partitions of Spark."""
 
     name: SinkName = SinkName("")
     """Unique within a pipeline; kind and target where it is not given."""

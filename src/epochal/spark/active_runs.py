@@ -127,6 +127,7 @@ class Run:
                 batch,
                 number,
                 query_id=query_id,
+                query=None if self._only_query_id else self.query,
                 offsets=lambda: self.checkpoint.offsets(number),
                 is_stopped=self._is_stopped,
             )

@@ -23,6 +23,7 @@ from epochal.coordinator import Coordinator
 from epochal.coordinator.gates import is_interrupt
 from epochal.protocol.admission import Admission
 from epochal.protocol.machine import Phase
+from epochal.spark.batch_plan import opened, opens_plans
 from epochal.spark.driver_write import DriverWrites
 from epochal.spark.engine_write import SessionWriter
 from epochal.spark.error_text import stop_or_error
@@ -40,6 +41,7 @@ from epochal.terms import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
 
 logger = logging.getLogger("epochal")
 
@@ -74,12 +76,13 @@ class EpochWriter:
         epoch: EpochNumber,
         *,
         query_id: str | None = None,
+        query: StreamingQuery | None = None,
         offsets: Callable[[], Offsets] = no_offsets,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        Write one epoch, or finish it where it is decided already. `is_stopped`: whether the query
-        was stopped; a load has none.
+        Write one epoch, or finish it where it is decided already. `query`: the one that the batch
+        is from, where it is at hand. `is_stopped`: whether it was stopped; a load has none.
 
         Raises one of our errors, `Stopped` where the query was stopped meanwhile; and Ctrl-C.
         """
@@ -88,12 +91,13 @@ class EpochWriter:
         if admission is Admission.REPLAY:
             self._replay(batch, epoch, is_stopped)
         else:
-            self._write_fresh(batch, epoch, began_with, offsets, is_stopped)
+            self._write_fresh(batch, epoch, query, began_with, offsets, is_stopped)
 
     def _write_fresh(
         self,
         batch: DataFrame,
         epoch: EpochNumber,
+        query: StreamingQuery | None,
         began_with: Offsets,
         offsets: Callable[[], Offsets],
         is_stopped: Callable[[], bool],
@@ -103,6 +107,8 @@ class EpochWriter:
             self.coordinator.note_late_tasks()
         is_read_once = self.plan.is_stateless and len(self.sinks) == 1 and not self.has_gates
         try:
+            if is_read_once and query is not None and self._is_to_open(batch):
+                batch = opened(batch, query, epoch)
             shared = nullcontext(batch) if is_read_once else evaluated(batch, self.pipeline, epoch)
             with shared as frame:
                 receipts = self._prepare_in_order(
@@ -121,6 +127,11 @@ class EpochWriter:
             if self._is_to_abort(error):
                 self.coordinator.abort({}, because=why)
             raise why from None
+
+    def _is_to_open(self, batch: DataFrame) -> bool:
+        """Not where the driver writes: for few rows the calls take longer than they save."""
+        (sink,) = self.sinks
+        return opens_plans(sink) and self.driver_writes.expected(sink, batch) is None
 
     def _is_to_abort(self, error: BaseException) -> bool:
         """Whether the coordinator has not seen to the epoch itself: it does for every Exception."""

@@ -25,6 +25,7 @@ from epochal.kit.row_layout import LaysOutRows
 from epochal.protocol.receipts import receipt_in
 from epochal.spark import engine_write
 from epochal.spark.arrow_transfer import for_transfer, plainly_named
+from epochal.spark.batch_plan import NOT_ADAPTIVE, opens_plans
 from epochal.spark.driver_write import DriverWrite
 from epochal.spark.engine_write import SessionWriter
 from epochal.spark.error_text import stop_or_error
@@ -164,7 +165,13 @@ def _settings_for(spark: SparkSession, parts: Sequence[Part]) -> Mapping[str, st
     if is_connect(spark):
         return settings  # its session is shared with its client, and other queries
     is_laid_out = any(isinstance(part.sink, LaysOutRows) for part in parts)
-    return {**settings, **COMPILED, **(LAID_OUT if is_laid_out else {})}
+    moves_no_row = all(opens_plans(part.sink) for part in parts)
+    return {
+        **settings,
+        **COMPILED,
+        **(LAID_OUT if is_laid_out else {}),
+        **(NOT_ADAPTIVE if moves_no_row else {}),
+    }
 
 
 _settings: dict[tuple[str, str], tuple[int, str | None]] = {}

@@ -15,12 +15,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, functions
 from pyspark.sql.types import DataType
 
+from epochal.spark.plan_analysis import BATCH
+
 # py4j takes a class that a release lacks for a package, which can't be called.
 UNAVAILABLE = (PySparkException, Py4JError, TypeError, AttributeError)
 """Raised where a release of Spark, or a session without a JVM, lacks an expression."""
 
 _KEPT_MAX = 64
-_RDD_NODE = "LogicalRDD"
 _Built = TypeVar("_Built")
 _built: WeakKeyDictionary[SparkContext, dict[Hashable, Any]] = WeakKeyDictionary()
 _building = threading.Lock()
@@ -171,7 +172,7 @@ def summed(frame: DataFrame, key: Hashable, number: Callable[[], Column]) -> Sum
 def _from_rdd(frame: DataFrame) -> DataFrame:
     """The same rows, by an RDD: as a batch of a stream is, and a frame that was checkpointed."""
     execution, session = frame._jdf.queryExecution(), frame.sparkSession
-    if execution.analyzed().nodeName() == _RDD_NODE:
+    if execution.analyzed().nodeName() in BATCH:
         return frame
     made: Any = type(frame)
     rows = session._jsparkSession.internalCreateDataFrame(

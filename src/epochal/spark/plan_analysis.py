@@ -56,7 +56,7 @@ _NARROW = _STATELESS - {"Repartition", "RepartitionByExpression"} | {
     "LogicalRelation",
     "Range",
 }
-_BATCH = "LogicalRDD"
+BATCH = frozenset({"LogicalRDD", "LogicalQueryStage"})
 """A micro-batch or a checkpointed frame in a plan: Spark hides what is below it."""
 _SHOWN = re.compile(
     r"\n== Analyzed Logical Plan ==\n[^\n]*\n(?P<nodes>.*?)\n\n== Optimized Logical Plan ==\n"
@@ -95,13 +95,13 @@ def is_narrow_above_batch(frame: DataFrame) -> bool:
     """The same of operations on a micro-batch."""
     if is_connect(frame.sparkSession):
         nodes = _nodes_in(_explained(frame))
-        return bool(nodes) and nodes <= _NARROW | {_BATCH}
-    return _moves_nothing(frame._jdf.queryExecution().analyzed(), _NARROW | {_BATCH})
+        return bool(nodes) and nodes <= _NARROW | BATCH
+    return _moves_nothing(frame._jdf.queryExecution().analyzed(), _NARROW | BATCH)
 
 
 def is_row_by_row_above_batch(frame: DataFrame) -> bool:
     """Whether operations on a micro-batch provably handle each of its rows by itself."""
-    return _moves_nothing(frame._jdf.queryExecution().analyzed(), _STATELESS | {_BATCH})
+    return _moves_nothing(frame._jdf.queryExecution().analyzed(), _STATELESS | BATCH)
 
 
 def facts_in(explained: str) -> PlanFacts:

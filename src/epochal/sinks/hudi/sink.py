@@ -115,6 +115,7 @@ class Hudi(SinkBase):
     """
 
     kind: ClassVar[str] = "hudi"
+    moves_rows: ClassVar[bool] = True
 
     table: str | PathLike[str]
     """The table's base path: a folder, or a URL that Spark reaches."""
