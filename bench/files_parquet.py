@@ -25,7 +25,7 @@ ROWS = 4_000_000
 FILES = 16
 FILES_PER_EPOCH = 2
 """Eight epochs: a start is paid once in the life of a query, and what an epoch costs by each."""
-ROUNDS = 4
+ROUNDS = 8
 SMALL_ROUNDS = 3
 _TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
 _DISTINCT = ("id", "amount", "title", "price", "at")

@@ -22,7 +22,7 @@ from epochal.sinks.files.backend import Uploads
 from epochal.spark.local_session import local_builder
 from epochal.spark.pipeline import Pipeline
 
-ROUNDS = 5
+ROUNDS = 8
 
 
 def append_spark() -> Comparison:

@@ -12,6 +12,7 @@ from spark_stage import FILES_ARE_WRITTEN_BY, Source, ids, run_to_end
 
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
+from epochal.spark import batch_plan
 from epochal.spark import epoch as epoch_writer
 from epochal.spark.pipeline import Pipeline
 from epochal.terms import Limits
@@ -22,6 +23,7 @@ IS_KNOWN = FILES_ARE_WRITTEN_BY == "Spark"
 """Spark 3.5 lacks a part of it."""
 
 Shape = Callable[[DataFrame], DataFrame]
+Read = Callable[[], list[dict[str, Any]]]
 
 
 def projected(rows: DataFrame) -> DataFrame:
@@ -37,7 +39,7 @@ def by_python(rows: DataFrame) -> DataFrame:
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Per epoch that was to be opened, whether it was; filled while a pipeline runs."""
     found: list[bool] = []
-    real = epoch_writer.opened
+    real = batch_plan.opened
 
     def noted(batch: DataFrame, query: Any, epoch: int) -> DataFrame:
         rows = real(batch, query, epoch)
@@ -64,23 +66,27 @@ def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["id"])
 
 
+def in_memory(folder: Path) -> tuple[Memory, Read]:
+    sink = Memory()
+    return sink, lambda: sink.rows().to_pylist()
+
+
+def in_files(folder: Path) -> tuple[Files, Read]:
+    return Files(folder), lambda: read_epochs(str(folder)).to_table().to_pylist()
+
+
 @pytest.mark.compat
 @pytest.mark.parametrize("shape", [projected, by_python])
-@pytest.mark.parametrize("kind", ["tasks", "Spark"])
+@pytest.mark.parametrize("place", [in_memory, in_files])
 def test_rows_and_progress_are_the_same(
-    rows: Source,
-    checkpoint: Path,
-    tmp_path: Path,
-    batches: list[bool],
-    shape: Shape,
-    kind: str,
+    rows: Source, tmp_path: Path, batches: list[bool], shape: Shape, place: Any
 ) -> None:
-    sink = Memory() if kind == "tasks" else Files(tmp_path / "out")
+    """Written by tasks in Python, and by Spark's own writer."""
+    sink, read = place(tmp_path / "out")
     pipeline = Pipeline("numbers", [sink], limits=LIMITS)
-    query = pipeline.start(shape(rows.stream), checkpoint, availableNow=True)
+    query = pipeline.start(shape(rows.stream), tmp_path / "checkpoint", availableNow=True)
     query.awaitTermination()
-    written = sink.rows() if isinstance(sink, Memory) else read_epochs(str(tmp_path / "out")).to_table()
-    assert by_id(written.to_pylist()) == by_id(expected(rows.spark, rows, shape))
+    assert by_id(read()) == by_id(expected(rows.spark, rows, shape))
     assert [one.numInputRows for one in query.recentProgress] == [ROWS] * EPOCHS
     # The first may come before the query is at hand.
     assert batches[-1] is IS_KNOWN
@@ -144,3 +150,28 @@ def test_no_job_on_an_opened_plan_is_planned_adaptively(
     wanted = expected(rows.spark, rows, projected)
     assert ids(sink) == sorted(row["id"] for row in wanted if row["id"] % 2 == 0)
     assert batches[-1]
+
+
+def test_settings_stay_where_nobody_else_uses_the_session(
+    rows: Source, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Of a query of ours: once. In a function of its user they are put back after each batch."""
+    name = "spark.sql.parquet.outputTimestampType"
+    before = rows.spark.conf.get(name)
+    found: list[str | None] = []
+    each = Pipeline("by hand", [Files(tmp_path / "by hand")]).each_batch(tmp_path / "checkpoint 2")
+
+    def by_hand(batch: DataFrame, epoch: int) -> None:
+        each(batch, epoch)
+        found.append(batch.sparkSession.conf.get(name))
+
+    writer = rows.stream.writeStream.foreachBatch(by_hand).trigger(availableNow=True)
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint 2")).start().awaitTermination()
+    assert found == [before] * EPOCHS
+    pipeline = Pipeline("numbers", [Files(tmp_path / "out")], limits=LIMITS)
+    query = pipeline.start(projected(rows.stream), checkpoint, availableNow=True)
+    query.awaitTermination()
+    run: Any = pipeline._run
+    kept = run._writer.kept_settings
+    assert (kept.get(name) == "TIMESTAMP_MICROS") is IS_KNOWN
+    assert rows.spark.conf.get(name) == before

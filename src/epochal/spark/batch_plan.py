@@ -23,15 +23,15 @@ from epochal.kit.sink_base import Shaped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _COMPILED_STAGE = "WholeStageCodegen"
 _BELOW_STAGE = "InputAdapter"
 _OPENED = frozenset({"ColumnarToRow", "Filter", "Project"})
 NOT_ADAPTIVE = {"spark.sql.adaptive.enabled": "false"}
 """
-Of the session, while jobs read a batch whose plan is opened: adaptive planning, which begins where a
-job moves rows, would wait for what is below to be computed by a job of its own.
+Of the session, while jobs read a batch whose plan is opened: adaptive planning, which begins where
+a job moves rows, would wait for what is below to be computed by a job of its own.
 """
 
 

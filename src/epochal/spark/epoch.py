@@ -41,7 +41,7 @@ from epochal.terms import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 logger = logging.getLogger("epochal")
 
@@ -67,6 +67,8 @@ class EpochWriter:
     driver_writes: DriverWrites
     is_speculating: bool
     """Spark copies slow tasks: of two copies, the one that is killed may go on for a while."""
+    kept_settings: dict[str, str] = field(default_factory=dict)
+    """Of the query's session."""
     limited: set[SinkName] = field(default_factory=set)
     """Sinks whose slots limited the tasks of an epoch: each is logged once."""
 
@@ -91,28 +93,34 @@ class EpochWriter:
         if admission is Admission.REPLAY:
             self._replay(batch, epoch, is_stopped)
         else:
-            self._write_fresh(batch, epoch, query, began_with, offsets, is_stopped)
+            self._write_fresh(batch, epoch, began_with, offsets, is_stopped, query=query)
 
     def _write_fresh(
         self,
         batch: DataFrame,
         epoch: EpochNumber,
-        query: StreamingQuery | None,
         began_with: Offsets,
         offsets: Callable[[], Offsets],
         is_stopped: Callable[[], bool],
+        *,
+        query: StreamingQuery | None,
     ) -> None:
         self.coordinator.preparing()
         if self.is_speculating:
             self.coordinator.note_late_tasks()
         is_read_once = self.plan.is_stateless and len(self.sinks) == 1 and not self.has_gates
+        # With gates, and in a function of its user, others read the batch and use its session.
+        only_ours = query if is_read_once else None
         try:
-            if is_read_once and query is not None and self._is_to_open(batch):
-                batch = opened(batch, query, epoch)
+            if only_ours is not None and self._is_to_open(batch):
+                batch = opened(batch, only_ours, epoch)
             shared = nullcontext(batch) if is_read_once else evaluated(batch, self.pipeline, epoch)
             with shared as frame:
                 receipts = self._prepare_in_order(
-                    frame, epoch, is_narrow=self.plan.is_narrow or not is_read_once
+                    frame,
+                    epoch,
+                    is_narrow=self.plan.is_narrow or not is_read_once,
+                    has_session=only_ours is not None,
                 )
                 # From here on only the coordinator knows whether the epoch may still be aborted.
                 self.coordinator.conclude(
@@ -141,20 +149,21 @@ class EpochWriter:
         )
 
     def _prepare_in_order(
-        self, frame: DataFrame, epoch: EpochNumber, *, is_narrow: bool
+        self, frame: DataFrame, epoch: EpochNumber, *, is_narrow: bool, has_session: bool
     ) -> Receipts:
         """
         Prepare at every sink; at those with `prepares_last` after the others, and after rehearsals
         and gates that can refuse the epoch without them.
         """
+        prepare = partial(self._prepare, frame, epoch, is_narrow=is_narrow, has_session=has_session)
         late = [sink for sink in self.sinks if sink.prepares_last]
         early = [sink for sink in self.sinks if not sink.prepares_last]
         if not late or not (early or self.has_gates):
-            return self._prepare(frame, epoch, self.sinks, is_narrow=is_narrow)
-        first = self._prepare(frame, epoch, early, is_narrow=is_narrow) if early else {}
+            return prepare(self.sinks)
+        first = prepare(early) if early else {}
         self.coordinator.examine(first, frame=frame)
         try:
-            return {**first, **self._prepare(frame, epoch, late, is_narrow=is_narrow)}
+            return {**first, **prepare(late)}
         except _PrepareFailed as failed:
             raise _PrepareFailed({**first, **failed.receipts}, failed.error) from None
 
@@ -165,10 +174,14 @@ class EpochWriter:
         sinks: Sequence[Sink],
         *,
         is_narrow: bool,
+        has_session: bool = False,
         by_tasks: Collection[SinkName] = (),
         is_again: bool = False,
     ) -> Receipts:
-        """`by_tasks`: the sinks whose rows only tasks may prepare, partition by partition."""
+        """
+        `has_session`: nobody else uses the frame's session. `by_tasks`: the sinks whose rows only
+        tasks may prepare, partition by partition.
+        """
         parts = [
             self._part(sink, frame, is_by_tasks=sink.name in by_tasks, is_again=is_again)
             for sink in sinks
@@ -182,6 +195,7 @@ class EpochWriter:
             fingerprint=self.fingerprint,
             is_narrow=is_narrow,
             timing=partial(self.coordinator.tracker.timing, phase=Phase.PREPARING),
+            kept_settings=self.kept_settings if has_session else None,
         )
         if prepared.error is not None:
             self.coordinator.note_late_tasks()

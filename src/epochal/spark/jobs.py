@@ -111,11 +111,13 @@ def prepare_all(
     fingerprint: bool,
     is_narrow: bool,
     timing: Timing,
+    kept_settings: dict[str, str] | None = None,
 ) -> Prepared:
     """
     Prepare the batch at every sink. Only receipts of a job that succeeded count (I6).
 
-    `is_narrow`: see `PlanFacts.is_narrow`, here of the batch.
+    `is_narrow`: see `PlanFacts.is_narrow`, here of the batch. `kept_settings`: see
+    `session_settings`.
     """
     outcome = Prepared()
     spark = batch.sparkSession
@@ -150,7 +152,7 @@ def prepare_all(
                 cancel_tagged(spark, tag)
 
     try:
-        with session_settings(spark, _settings_for(spark, parts)):
+        with session_settings(spark, _settings_for(spark, parts), kept_settings):
             if len(parts) == 1:
                 run(parts[0])
             else:
@@ -183,12 +185,23 @@ _settings_lock = threading.Lock()
 
 
 @contextmanager
-def session_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+def session_settings(
+    spark: SparkSession, wanted: Mapping[str, str], kept: dict[str, str] | None = None
+) -> Iterator[None]:
     """
-    Settings of a session, for as long as our jobs run. The session of a streaming query is its own;
-    that of a once-only load is its user's, and gets back what it had when the last of the loads has
-    ended that run in it at the same time.
+    Settings of a session, for as long as our jobs run. One that others use too, as that of a
+    once-only load, gets back what it had when the last of the loads has ended that run in it at the
+    same time.
+
+    `kept`: what our jobs have set before in a session that nobody else uses, as that of a streaming
+    query. There it stays, as setting it and putting it back takes several calls into the JVM each.
     """
+    if kept is not None:
+        for name, value in wanted.items() - kept.items():
+            spark.conf.set(name, value)
+            kept[name] = value
+        yield
+        return
     with ExitStack() as settings:
         for name, value in wanted.items():
             settings.enter_context(_setting(spark, name, value))
