@@ -91,6 +91,7 @@ IDENTITY = Identity(
 BY_TASKS = 1 << 30
 """As `file_bytes_max`: files are then written by tasks."""
 LONG_TEXT = "ß" * 3000
+DICTIONARY_OF = "write.parquet.dict-encoding-enabled.column."
 ORDERS = Schema(NestedField(1, "id", LongType()), NestedField(2, "v", StringType()))
 WIDE = Schema(
     NestedField(1, "id", LongType(), required=True),
@@ -346,6 +347,33 @@ def test_icebergs_writer_is_given_the_codec_of_the_table_and_zstd_where_it_has_n
     job = EngineJob(metadata=metadata, rows=schema_to_pyarrow(ORDERS), form=ICEBERG)
     asked = job.asked(IDENTITY.job_handle(EpochNumber(0), 1), f"file://{tmp_path}", Dictionaries())
     assert json.loads(asked.table)["properties"]["write.parquet.compression-codec"] == codec
+
+
+def test_icebergs_writer_begins_no_dictionary_that_saved_nothing_before(
+    lake: Lake, tmp_path: Path
+) -> None:
+    """But where the table's own properties say so. Columns within others have other paths."""
+    asked_for = {f"{DICTIONARY_OF}v": "true"}
+    metadata = lake.table("orders", properties=asked_for).metadata
+    rows = pa.table({"id": range(20_000), "v": map(str, range(20_000)), "few": [1] * 20_000})
+    nested = rows.append_column("pair", pa.array([{"id": n} for n in range(20_000)]))
+    pq.write_table(nested, tmp_path / "a.parquet", use_dictionary=["few"])
+    dictionaries = Dictionaries()
+    dictionaries.footer(tmp_path / "a.parquet")
+    job = EngineJob(metadata=metadata, rows=schema_to_pyarrow(ORDERS), form=ICEBERG)
+    asked = job.asked(IDENTITY.job_handle(EpochNumber(0), 1), f"file://{tmp_path}", dictionaries)
+    properties = json.loads(asked.table)["properties"]
+    found = {key: value for key, value in properties.items() if key.startswith(DICTIONARY_OF)}
+    assert found == {f"{DICTIONARY_OF}id": "false", f"{DICTIONARY_OF}v": "true"}
+
+
+def test_icebergs_writer_knows_the_property_of_dictionaries(
+    spark: SparkSession, has_runtime: bool
+) -> None:
+    if has_runtime:
+        jvm: Any = spark._jvm
+        known = jvm.org.apache.iceberg.TableProperties.PARQUET_DICT_ENCODING_ENABLED_COLUMN_PREFIX
+        assert known == DICTIONARY_OF
 
 
 def test_lists_maps_and_buckets_are_written_by_tasks_without_icebergs_runtime(

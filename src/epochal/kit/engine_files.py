@@ -90,13 +90,17 @@ class Dictionaries:
         if len(self._seen) < _FOOTERS_MAX:
             self._seen.append(footer)
 
-    def options(self) -> dict[str, str]:
-        """Options of the next job."""
+    def unneeded(self) -> list[str]:
+        """The columns, by their paths in a file, for which the next job is to begin none."""
         seen, self._seen = self._seen, []
         self._jobs += 1
         is_to_try_all = self._jobs % _TRY_ALL_EVERY == 0
         self._plain = frozenset() if is_to_try_all else self._plain | _without_dictionary(seen)
-        return {f"parquet.enable.dictionary#{path}": "false" for path in sorted(self._plain)}
+        return sorted(self._plain)
+
+    def options(self) -> dict[str, str]:
+        """Options of Spark's parquet writer for the next job."""
+        return {f"parquet.enable.dictionary#{path}": "false" for path in self.unneeded()}
 
 
 def _without_dictionary(footers: Sequence[Any]) -> frozenset[str]:

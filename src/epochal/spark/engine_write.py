@@ -507,7 +507,13 @@ def activate(spark: Any) -> None:
     Make the session that of this thread, where parts of Spark look for it: a thread of our own, as
     where several sinks are written at once, has none.
     """
-    spark._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+    _sessions(spark._jvm).setActiveSession(spark._jsparkSession)
+
+
+@lru_cache(maxsize=1)
+def _sessions(jvm: Any) -> Any:
+    """Kept: a class of the JVM is found by one call for each part of its name."""
+    return jvm.org.apache.spark.sql.classic.SparkSession
 
 
 def _file_format(spark: Any, form: str) -> Any:

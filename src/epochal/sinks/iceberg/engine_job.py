@@ -85,6 +85,7 @@ _PARQUET_OPTIONS = {
 _CODEC = "write.parquet.compression-codec"
 _CODEC_LEVEL = "write.parquet.compression-level"
 _CODEC_DEFAULT = "zstd"
+_DICTIONARY_OF = "write.parquet.dict-encoding-enabled.column."
 _DATA_PATH = "write.data.path"
 _LOCATION_PROPERTIES = {
     # Without partition values in paths, as names of folders have limits.
@@ -139,9 +140,10 @@ class EngineJob:
                 handle=handle,
                 format=self.form,
                 folder=folder,
-                select=select,
+                # To plan a selection takes Spark some milliseconds in each epoch.
+                select={} if self._is_the_tables_own() else select,
                 required=required,
-                table=self._table_at(folder),
+                table=self._table_at(folder, dictionaries.unneeded()),
             )
         keys = dict(self._partition_keys())
         return EngineWrite(
@@ -163,6 +165,14 @@ class EngineJob:
         for one in self.metadata.schema().fields:
             if one.name in self.rows.names:
                 yield one.name, one.field_type
+
+    def _is_the_tables_own(self) -> bool:
+        """Whether rows have the table's columns, all that are written, without a cast."""
+        written = dict(self._written())
+        return list(written) == self.rows.names and all(
+            _is_same(self.rows.field(name).type, kind) and not has_required_inside(kind)
+            for name, kind in written.items()
+        )
 
     def _type_refusal(self, rows: pa.DataType, kind: iceberg.IcebergType) -> str | None:
         if isinstance(kind, iceberg.UUIDType) and self.is_by_iceberg and pa.types.is_string(rows):
@@ -198,8 +208,9 @@ class EngineJob:
         given = ((ours, properties.get(name)) for name, ours in _PARQUET_OPTIONS.items())
         return {**options, **{name: str(value) for name, value in given if value is not None}}
 
-    def _table_at(self, folder: str) -> str:
+    def _table_at(self, folder: str, without_dictionary: Sequence[str]) -> str:
         """The table's metadata, with its data in the job's folder: nobody commits it."""
+        columns = {one.name for one in self.metadata.schema().fields}
         kept = {
             key: value
             for key, value in self.metadata.properties.items()
@@ -208,6 +219,9 @@ class EngineJob:
         # Without a codec, Iceberg's writer takes gzip, whatever a table is created with today.
         properties = {
             _CODEC: _CODEC_DEFAULT,
+            **{
+                f"{_DICTIONARY_OF}{name}": "false" for name in without_dictionary if name in columns
+            },
             **kept,
             **_LOCATION_PROPERTIES,
             _DATA_PATH: folder,
@@ -405,7 +419,7 @@ def job_files(
         footers = Footers(metadata)
         return [JobFile(file=file, about=footers.describe(file)) for file in files]
     reports = {_local(report["file-path"]): report for report in map(json.loads, written.reports)}
-    files = engine_files(folder, written, named=list(reports))
+    files = engine_files(folder, written, footer_of=dictionaries.footer, named=list(reports))
     return [
         JobFile(
             file=file,
