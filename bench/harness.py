@@ -106,13 +106,14 @@ def stopwatch() -> Iterator[Callable[[], float]]:
 
 def cpu_seconds(*roots: int) -> dict[str, float]:
     """CPU time so far of this process, of these, and of all they started, by the program's name."""
+    trees = [[root, *_children(root)] for root in (psutil.Process(), *map(psutil.Process, roots))]
     found: dict[str, float] = {}
-    for root in [psutil.Process(), *map(psutil.Process, roots)]:
-        for process in [root, *_children(root)]:
-            with suppress(psutil.Error):
-                times, name = process.cpu_times(), process.name()
-                used = times.user + times.system + times.children_user + times.children_system
-                found[name] = found.get(name, 0.0) + used
+    # A server that this process has started is in both trees.
+    for process in {process for tree in trees for process in tree}:
+        with suppress(psutil.Error):
+            times, name = process.cpu_times(), process.name()
+            used = times.user + times.system + times.children_user + times.children_system
+            found[name] = found.get(name, 0.0) + used
     return found
 
 

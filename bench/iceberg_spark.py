@@ -14,10 +14,10 @@ from bench.harness import Comparison, say, stopwatch
 from epochal.sinks.iceberg import Iceberg
 from epochal.spark.pipeline import Pipeline
 
-ROWS = 4_000_000
-FILES = 16
+ROWS = 8_000_000
+FILES = 32
 FILES_PER_EPOCH = 2
-"""Eight epochs: a start is paid once in the life of a query."""
+"""Sixteen epochs: a start is paid once in the life of a query."""
 COLUMNS = (
     "id",
     "cast(id % 997 as int) as customer",

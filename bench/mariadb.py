@@ -21,7 +21,7 @@ from epochal.spark.pipeline import Pipeline
 # The last line of MariaDB's releases that rewrites batches of statements, and MySQL's own.
 MARIADB_DRIVER = "org.mariadb.jdbc:mariadb-java-client:2.7.12"
 MYSQL_DRIVER = "com.mysql:mysql-connector-j:9.3.0"
-# Long enough that what a query pays at its start does not weigh: Java compiling, above all.
+# Long enough that what a query pays at its start does not weigh.
 ROWS = 2_400_000
 EPOCHS = 4
 ROUNDS = 3
@@ -108,6 +108,9 @@ def append_spark() -> Comparison:
             say(", ".join(f"{name} {some[-1]:.0f}" for name, some in beside.items()))
             return rate("ours", _ours(server, "prepared"))
 
+        by_hand = each_batch(lambda batch: _jdbc(batch, server, "org.mariadb.jdbc.Driver"))
+        for start in (_ours(server, "staged"), _ours(server, "prepared"), by_hand):
+            stream.warm_up(start)
         comparison.run(ours, theirs, rounds=ROUNDS)
         # Once: statement by statement it takes minutes, and what it says is not near.
         jdbc_defaults = theirs(is_tuned=False)

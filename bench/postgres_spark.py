@@ -27,17 +27,16 @@ from epochal.sinks.postgres import Postgres
 from epochal.spark.pipeline import Pipeline
 
 JDBC = "org.postgresql:postgresql:42.7.7"
-# Long enough that what a query pays at its start does not weigh: Java compiling, above all.
+# Long enough that what a query pays at its start does not weigh.
 APPEND_ROWS = 4_000_000
 APPEND_EPOCHS = 8
-UPSERT_ROWS = 1_200_000
-UPSERT_EPOCHS = 4
-KEYED_ROWS = 2_000_000
-TEXT_ROWS = 600_000
+UPSERT_ROWS = 1_800_000
+UPSERT_EPOCHS = 6
+TEXT_ROWS = 1_200_000
 TEXT_BYTES = 1000
-WIDE_ROWS = 240_000
+WIDE_ROWS = 480_000
 WIDE_COLUMNS = 100
-HEAVY_EPOCHS = 4
+HEAVY_EPOCHS = 8
 SMALL_ROWS = 100
 SMALL_EPOCHS = 60
 _WARM_UP_EPOCHS = 20
@@ -134,9 +133,15 @@ def _append(
         for table in ("ours", "theirs"):
             execute(server, f"CREATE TABLE {table} ({columns})")
         measured = Measured(server, stream)
+        plain = each_batch(lambda batch: _jdbc(batch, server, "theirs", is_tuned=False))
+        tuned = each_batch(lambda batch: _jdbc(batch, server, "theirs"))
+        staged, prepared = _ours(server), _ours(server, strategy="prepared")
+        for start in (staged, prepared, tuned):
+            stream.warm_up(start)
+            execute(server, "TRUNCATE ours")
 
         def ours() -> float:
-            beside["staged"].append(measured.rate("staged", _ours(server), "ours"))
+            beside["staged"].append(measured.rate("staged", staged, "ours"))
             if is_dissected:
                 unhashed = _ours(server, strategy="prepared", fingerprint=False)
                 found = measured.rate("without_fingerprint", unhashed, "ours")
@@ -144,12 +149,10 @@ def _append(
                 bare = each_batch(lambda batch: _bare_copy(batch, server))
                 beside.setdefault("bare_copy", []).append(measured.rate("bare", bare, "ours"))
             say(", ".join(f"{name} {some[-1]:.0f}" for name, some in beside.items() if some))
-            return measured.rate("prepared", _ours(server, strategy="prepared"), "ours")
+            return measured.rate("prepared", prepared, "ours")
 
         def theirs() -> float:
-            plain = each_batch(lambda batch: _jdbc(batch, server, "theirs", is_tuned=False))
             beside["jdbc_defaults"].append(measured.rate("jdbc_defaults", plain, "theirs"))
-            tuned = each_batch(lambda batch: _jdbc(batch, server, "theirs"))
             return measured.rate("jdbc", tuned, "theirs")
 
         comparison.run(ours, theirs, rounds=ROUNDS)
@@ -170,7 +173,7 @@ def append_spark() -> Comparison:
 
 
 def append_pk_spark() -> Comparison:
-    columns, rows = f"{COLUMNS}, PRIMARY KEY (id)", some_rows(KEYED_ROWS)
+    columns, rows = f"{COLUMNS}, PRIMARY KEY (id)", some_rows(APPEND_ROWS)
     return _append("postgres_append_pk_spark", rows, epochs=APPEND_EPOCHS, columns=columns)
 
 
@@ -288,6 +291,8 @@ def upsert_spark() -> Comparison:
             return rate("by_hand", "theirs", by_hand(""))
 
         ours = _ours(server, mode="upsert", keys="id")
+        for start in (ours, by_hand("")):
+            stream.warm_up(start)
         comparison.run(lambda: rate("ours", "ours", ours), theirs, rounds=ROUNDS)
     comparison.beside = {
         "by_hand_in_key_order": round(statistics.median(sorted_by_hand[1:])),

@@ -17,6 +17,9 @@ from bench.harness import stopwatch
 from epochal.spark.local_session import local_builder
 
 TASKS = 2
+_WARM_UP_EPOCHS = 30
+_WARM_UP_ROWS = 6_000
+"""Of an epoch: enough that tasks write it, and not the driver."""
 
 
 class Stream:
@@ -27,25 +30,40 @@ class Stream:
 
         self.rows = rows.num_rows
         self._spark = spark
-        self._folder = folder
-        folder.mkdir()
-        size = self.rows // (epochs * TASKS)
-        for number in range(epochs * TASKS):
-            pq.write_table(rows.slice(number * size, size), folder / f"{number:03d}.parquet")
+        self._folder, self._few = folder, folder.with_name("few")
+        for place, size, files in (
+            (self._folder, self.rows // (epochs * TASKS), epochs * TASKS),
+            (self._few, _WARM_UP_ROWS // TASKS, _WARM_UP_EPOCHS * TASKS),
+        ):
+            place.mkdir()
+            for number in range(files):
+                pq.write_table(rows.slice(number * size, size), place / f"{number:03d}.parquet")
 
     def frame(self) -> Any:
-        schema = self._spark.read.parquet(str(self._folder)).schema
+        return self._read(self._folder)
+
+    def _read(self, folder: Path) -> Any:
+        schema = self._spark.read.parquet(str(folder)).schema
         reader = self._spark.readStream.schema(schema).option("maxFilesPerTrigger", TASKS)
-        return reader.parquet(str(self._folder))
+        return reader.parquet(str(folder))
 
     def rate(self, start: Callable[[Any, str], Any]) -> float:
         """Rows per second of a query, from its start to its end; it is given a checkpoint."""
         frame = self.frame()
-        # Removed with all the rest: a pipeline writes its last record after its query has ended.
-        checkpoint = tempfile.mkdtemp(dir=self._folder.parent)
         with stopwatch() as seconds:
-            start(frame, checkpoint).awaitTermination()
+            start(frame, self._checkpoint()).awaitTermination()
             return self.rows / seconds()
+
+    def warm_up(self, start: Callable[[Any, str], Any]) -> None:
+        """
+        Run many small epochs: Java compiles what Spark does once an epoch for longer than a
+        measured query lives, and that took a third of its CPU.
+        """
+        start(self._read(self._few), self._checkpoint()).awaitTermination()
+
+    def _checkpoint(self) -> str:
+        # Removed with all the rest: a pipeline writes its last record after its query has ended.
+        return tempfile.mkdtemp(dir=self._folder.parent)
 
 
 @contextmanager

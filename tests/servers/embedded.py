@@ -11,8 +11,8 @@ from servers.processes import pause_process
 
 from epochal.broker.embedded import BrokerProcess
 
-SETTINGS = {"topics_auto_created": False}
-"""As Apache Kafka is set up here."""
+SETTINGS = {"topics_auto_created": False, "retention_ms": -1}
+"""As Apache Kafka is set up here: records of tests may be of any time."""
 
 
 class EmbeddedServer:
