@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -77,6 +77,11 @@ class TwoMembers:
             time.sleep(0.02)
         raise TimeoutError("no member is active")
 
+    def standby(self) -> BrokerProcess:
+        active = self.active()
+        (other,) = (one for one in self._members.values() if one is not active)
+        return other
+
     def stop(self) -> None:
         for process in self._members.values():
             process.kill()
@@ -103,16 +108,35 @@ def transactions(kind: str, number: int) -> Comparison:
         active = members.active()
         for address in (active.address, single.address):
             broker_load.make_topic(address, "bench", number)
+        roles = {active.pid: "active", members.standby().pid: "standby", single.pid: "single"}
 
         def measure(address: str) -> float:
+            before = _cpu_s(roles)
             rate, p99_ms, _ = broker_load.run(address, number, TXN_SECONDS, "bench")
+            used = {
+                role: round((seconds - before[role]) / (rate * TXN_SECONDS) * 1e6, 1)
+                for role, seconds in _cpu_s(roles).items()
+            }
             if address == active.address:
                 found.beside["end_txn_p99_ms"] = round(p99_ms, 2)
+                found.beside["cpu_us_per_transaction"] = used
+            else:
+                found.beside["single_cpu_us_per_transaction"] = used
             return rate
 
         found.run(partial(measure, active.address), partial(measure, single.address), rounds=ROUNDS)
-        busy = psutil.Process(active.pid).cpu_times()
-        found.beside["active_cpu_s"] = round(busy.user + busy.system, 2)
+    return found
+
+
+def _cpu_s(roles: Mapping[int, str]) -> dict[str, float]:
+    """CPU time so far of this process, which makes the load, and of those that it has started."""
+    me = psutil.Process()
+    names = {me.pid: "load", **roles}
+    found = dict.fromkeys([*names.values(), "store"], 0.0)
+    for process in [me, *me.children(recursive=True)]:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            found[names.get(process.pid, "store")] += times.user + times.system
     return found
 
 

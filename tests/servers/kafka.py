@@ -183,6 +183,8 @@ class KafkaServer(ServerProcess):
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "500",
             "auto.create.topics.enable": "false",
+            # Records of tests may be of any time.
+            "log.retention.ms": "-1",
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(self.certificates.server),
             "ssl.truststore.type": "PEM",
