@@ -19,6 +19,8 @@ from epochal.terms import Limits
 
 LIMITS = Limits(driver_rows_max=0)
 EPOCHS, ROWS = 4, 10
+OURS = ("spark.sql.adaptive.enabled", "spark.sql.parquet.outputTimestampType")
+"""Settings that our jobs change."""
 IS_KNOWN = FILES_ARE_WRITTEN_BY == "Spark"
 """Spark 3.5 lacks a part of it."""
 
@@ -152,26 +154,43 @@ def test_no_job_on_an_opened_plan_is_planned_adaptively(
     assert batches[-1]
 
 
-def test_settings_stay_where_nobody_else_uses_the_session(
-    rows: Source, checkpoint: Path, tmp_path: Path
+def spread(rows: DataFrame) -> DataFrame:
+    return rows.repartition(8, "id")
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("place", [in_memory, in_files])
+def test_every_epoch_of_a_query_is_planned_by_its_own_settings(
+    rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any
 ) -> None:
-    """Of a query of ours: once. In a function of its user they are put back after each batch."""
-    name = "spark.sql.parquet.outputTimestampType"
-    before = rows.spark.conf.get(name)
-    found: list[str | None] = []
-    each = Pipeline("by hand", [Files(tmp_path / "by hand")]).each_batch(tmp_path / "checkpoint 2")
+    """Those of our jobs are put back: without adaptive planning, a join would have 200 tasks."""
+    sink, read = place(tmp_path / "out")
+    found: list[tuple[str, dict[str, str]]] = []
+
+    def noted(batch: DataFrame, query: Any, epoch: int) -> DataFrame:
+        plan = query._jsq.streamingQuery().lastExecution().executedPlan()
+        found.append((plan.nodeName(), {name: batch.sparkSession.conf.get(name) for name in OURS}))
+        return batch_plan.opened(batch, query, epoch)
+
+    monkeypatch.setattr(epoch_writer, "opened", noted)
+    pipeline = Pipeline("numbers", [sink], limits=LIMITS)
+    run_to_end(pipeline, spread(rows.stream), tmp_path / "checkpoint")
+    assert len(by_id(read())) == EPOCHS * ROWS
+    assert len(found) >= EPOCHS - 1
+    assert found == found[:1] * len(found)
+
+
+def test_a_function_of_its_user_finds_its_settings_after_each_batch(
+    rows: Source, tmp_path: Path
+) -> None:
+    before = {name: rows.spark.conf.get(name) for name in OURS}
+    found: list[dict[str, str]] = []
+    each = Pipeline("by hand", [Files(tmp_path / "by hand")]).each_batch(tmp_path / "checkpoint")
 
     def by_hand(batch: DataFrame, epoch: int) -> None:
         each(batch, epoch)
-        found.append(batch.sparkSession.conf.get(name))
+        found.append({name: batch.sparkSession.conf.get(name) for name in OURS})
 
     writer = rows.stream.writeStream.foreachBatch(by_hand).trigger(availableNow=True)
-    writer.option("checkpointLocation", str(tmp_path / "checkpoint 2")).start().awaitTermination()
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
     assert found == [before] * EPOCHS
-    pipeline = Pipeline("numbers", [Files(tmp_path / "out")], limits=LIMITS)
-    query = pipeline.start(projected(rows.stream), checkpoint, availableNow=True)
-    query.awaitTermination()
-    run: Any = pipeline._run
-    kept = run._writer.kept_settings
-    assert (kept.get(name) == "TIMESTAMP_MICROS") is IS_KNOWN
-    assert rows.spark.conf.get(name) == before

@@ -67,8 +67,8 @@ class EpochWriter:
     driver_writes: DriverWrites
     is_speculating: bool
     """Spark copies slow tasks: of two copies, the one that is killed may go on for a while."""
-    kept_settings: dict[str, str] = field(default_factory=dict)
-    """Of the query's session."""
+    known_settings: dict[str, str | None] = field(default_factory=dict)
+    """Of the query's session, as they are between our jobs."""
     limited: set[SinkName] = field(default_factory=set)
     """Sinks whose slots limited the tasks of an epoch: each is logged once."""
 
@@ -195,7 +195,7 @@ class EpochWriter:
             fingerprint=self.fingerprint,
             is_narrow=is_narrow,
             timing=partial(self.coordinator.tracker.timing, phase=Phase.PREPARING),
-            kept_settings=self.kept_settings if has_session else None,
+            known_settings=self.known_settings if has_session else None,
         )
         if prepared.error is not None:
             self.coordinator.note_late_tasks()

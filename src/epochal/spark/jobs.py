@@ -111,12 +111,12 @@ def prepare_all(
     fingerprint: bool,
     is_narrow: bool,
     timing: Timing,
-    kept_settings: dict[str, str] | None = None,
+    known_settings: dict[str, str | None] | None = None,
 ) -> Prepared:
     """
     Prepare the batch at every sink. Only receipts of a job that succeeded count (I6).
 
-    `is_narrow`: see `PlanFacts.is_narrow`, here of the batch. `kept_settings`: see
+    `is_narrow`: see `PlanFacts.is_narrow`, here of the batch. `known_settings`: see
     `session_settings`.
     """
     outcome = Prepared()
@@ -152,7 +152,7 @@ def prepare_all(
                 cancel_tagged(spark, tag)
 
     try:
-        with session_settings(spark, _settings_for(spark, parts), kept_settings):
+        with session_settings(spark, _settings_for(spark, parts), known_settings):
             if len(parts) == 1:
                 run(parts[0])
             else:
@@ -186,26 +186,43 @@ _settings_lock = threading.Lock()
 
 @contextmanager
 def session_settings(
-    spark: SparkSession, wanted: Mapping[str, str], kept: dict[str, str] | None = None
+    spark: SparkSession, wanted: Mapping[str, str], known: dict[str, str | None] | None = None
 ) -> Iterator[None]:
     """
-    Settings of a session, for as long as our jobs run. One that others use too, as that of a
-    once-only load, gets back what it had when the last of the loads has ended that run in it at the
-    same time.
+    Settings of a session, for as long as our jobs run: with some of them Spark would plan other
+    parts of a query otherwise, too. One that others use, as that of a once-only load, gets back
+    what it had when the last of the loads has ended that run in it at the same time.
 
-    `kept`: what our jobs have set before in a session that nobody else uses, as that of a streaming
-    query. There it stays, as setting it and putting it back takes several calls into the JVM each.
+    `known`: what a session that nobody else uses, as that of a streaming query, has without our
+    jobs. It is asked for once, as each call into the JVM counts in a small epoch.
     """
-    if kept is not None:
-        for name, value in wanted.items() - kept.items():
-            spark.conf.set(name, value)
-            kept[name] = value
-        yield
-        return
     with ExitStack() as settings:
         for name, value in wanted.items():
-            settings.enter_context(_setting(spark, name, value))
+            settings.enter_context(
+                _setting(spark, name, value)
+                if known is None
+                else _known_setting(spark, name, value, known)
+            )
         yield
+
+
+@contextmanager
+def _known_setting(
+    spark: SparkSession, name: str, value: str, known: dict[str, str | None]
+) -> Iterator[None]:
+    if name not in known:
+        known[name] = spark.conf.get(name, None)
+    before = known[name]
+    if before == value:
+        yield
+        return
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        # A JVM that has exited must not hide the error by which that became known.
+        with suppress(Exception):
+            _put_back(spark, name, before)
 
 
 @contextmanager
