@@ -91,7 +91,9 @@ class Contest:
         sink = Iceberg(f"lake.{name}", properties=self.properties)
         pipeline = Pipeline("bench", sinks=[sink])
         with stopwatch() as seconds:
-            query = pipeline.start(self._stream(source), checkpoint=self._place(), availableNow=True)
+            query = pipeline.start(
+                self._stream(source), checkpoint=self._place(), availableNow=True
+            )
             query.awaitTermination()
             took_s = seconds()
         location = self.catalog.load_table(name).metadata_location
