@@ -180,6 +180,24 @@ def test_every_epoch_of_a_query_is_planned_by_its_own_settings(
     assert found == found[:1] * len(found)
 
 
+def test_a_load_is_planned_adaptively_as_its_user_has_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Of eight partitions with few rows Spark makes one, and so one file."""
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "8")
+    try:
+        frame = spark.range(1000).repartition("id").selectExpr("id", "id % 3 AS v")
+        Pipeline("load", [Files(tmp_path / "out")], limits=LIMITS).write(
+            frame, run="once", checkpoint=tmp_path / "checkpoint"
+        )
+    finally:
+        spark.conf.set(name, str(before))
+    assert read_epochs(str(tmp_path / "out")).to_table().num_rows == 1000
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
+
+
 def test_a_function_of_its_user_finds_its_settings_after_each_batch(
     rows: Source, tmp_path: Path
 ) -> None:

@@ -29,7 +29,6 @@ from epochal.errors import GateRefused, Misconfigured, Refused, TaskFailed
 from epochal.sinks.files import Files, read_epochs
 from epochal.sinks.memory import Memory
 from epochal.spark import active_runs
-from epochal.spark.batch_plan import NOT_ADAPTIVE
 from epochal.spark.engine_write import SessionWriter
 from epochal.spark.jobs import COMPILED, Part, prepare_all
 from epochal.spark.pipeline import Pipeline
@@ -427,7 +426,7 @@ def test_a_jvm_that_exits_between_two_jobs_is_an_error_of_every_sink() -> None:
         for sink, identity in zip(sinks, identities, strict=True)
     ]
     gone = GoneContext()
-    for some, conf in product((parts[:1], parts), ({**COMPILED, **NOT_ADAPTIVE}, gone)):
+    for some, conf in product((parts[:1], parts), (dict(COMPILED), gone)):
         named = SimpleNamespace(sessionUUID=lambda: "a session")
         session = SimpleNamespace(sparkContext=gone, _jsparkSession=named, conf=conf)
         batch = SimpleNamespace(sparkSession=session)

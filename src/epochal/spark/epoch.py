@@ -111,15 +111,17 @@ class EpochWriter:
         is_read_once = self.plan.is_stateless and len(self.sinks) == 1 and not self.has_gates
         # With gates, and in a function of its user, others read the batch and use its session.
         only_ours = query if is_read_once else None
+        rows = batch
         try:
             if only_ours is not None and self._is_to_open(batch):
-                batch = opened(batch, only_ours, epoch)
-            shared = nullcontext(batch) if is_read_once else evaluated(batch, self.pipeline, epoch)
+                rows = opened(batch, only_ours, epoch)
+            shared = nullcontext(rows) if is_read_once else evaluated(batch, self.pipeline, epoch)
             with shared as frame:
                 receipts = self._prepare_in_order(
                     frame,
                     epoch,
                     is_narrow=self.plan.is_narrow or not is_read_once,
+                    is_opened=rows is not batch,
                     has_session=only_ours is not None,
                 )
                 # From here on only the coordinator knows whether the epoch may still be aborted.
@@ -149,13 +151,26 @@ class EpochWriter:
         )
 
     def _prepare_in_order(
-        self, frame: DataFrame, epoch: EpochNumber, *, is_narrow: bool, has_session: bool
+        self,
+        frame: DataFrame,
+        epoch: EpochNumber,
+        *,
+        is_narrow: bool,
+        is_opened: bool,
+        has_session: bool,
     ) -> Receipts:
         """
         Prepare at every sink; at those with `prepares_last` after the others, and after rehearsals
         and gates that can refuse the epoch without them.
         """
-        prepare = partial(self._prepare, frame, epoch, is_narrow=is_narrow, has_session=has_session)
+        prepare = partial(
+            self._prepare,
+            frame,
+            epoch,
+            is_narrow=is_narrow,
+            is_opened=is_opened,
+            has_session=has_session,
+        )
         late = [sink for sink in self.sinks if sink.prepares_last]
         early = [sink for sink in self.sinks if not sink.prepares_last]
         if not late or not (early or self.has_gates):
@@ -174,6 +189,7 @@ class EpochWriter:
         sinks: Sequence[Sink],
         *,
         is_narrow: bool,
+        is_opened: bool = False,
         has_session: bool = False,
         by_tasks: Collection[SinkName] = (),
         is_again: bool = False,
@@ -194,6 +210,7 @@ class EpochWriter:
             limits=self.limits,
             fingerprint=self.fingerprint,
             is_narrow=is_narrow,
+            is_opened=is_opened,
             timing=partial(self.coordinator.tracker.timing, phase=Phase.PREPARING),
             known_settings=self.known_settings if has_session else None,
         )

@@ -25,7 +25,7 @@ from epochal.kit.row_layout import LaysOutRows
 from epochal.protocol.receipts import receipt_in
 from epochal.spark import engine_write
 from epochal.spark.arrow_transfer import for_transfer, plainly_named
-from epochal.spark.batch_plan import NOT_ADAPTIVE, opens_plans
+from epochal.spark.batch_plan import NOT_ADAPTIVE
 from epochal.spark.driver_write import DriverWrite
 from epochal.spark.engine_write import SessionWriter
 from epochal.spark.error_text import stop_or_error
@@ -110,14 +110,15 @@ def prepare_all(
     limits: Limits,
     fingerprint: bool,
     is_narrow: bool,
+    is_opened: bool = False,
     timing: Timing,
     known_settings: dict[str, str | None] | None = None,
 ) -> Prepared:
     """
     Prepare the batch at every sink. Only receipts of a job that succeeded count (I6).
 
-    `is_narrow`: see `PlanFacts.is_narrow`, here of the batch. `known_settings`: see
-    `session_settings`.
+    `is_narrow`: see `PlanFacts.is_narrow`, here of the batch. `is_opened`: see `batch_plan.opened`.
+    `known_settings`: see `session_settings`.
     """
     outcome = Prepared()
     spark = batch.sparkSession
@@ -152,7 +153,8 @@ def prepare_all(
                 cancel_tagged(spark, tag)
 
     try:
-        with session_settings(spark, _settings_for(spark, parts), known_settings):
+        settings = _settings_for(spark, parts, is_opened=is_opened)
+        with session_settings(spark, settings, known_settings):
             if len(parts) == 1:
                 run(parts[0])
             else:
@@ -162,17 +164,18 @@ def prepare_all(
     return outcome
 
 
-def _settings_for(spark: SparkSession, parts: Sequence[Part]) -> Mapping[str, str]:
+def _settings_for(
+    spark: SparkSession, parts: Sequence[Part], *, is_opened: bool
+) -> Mapping[str, str]:
     settings = engine_write.SETTINGS if any(part.engine is not None for part in parts) else {}
     if is_connect(spark):
         return settings  # its session is shared with its client, and other queries
     is_laid_out = any(isinstance(part.sink, LaysOutRows) for part in parts)
-    moves_no_row = all(opens_plans(part.sink) for part in parts)
     return {
         **settings,
         **COMPILED,
         **(LAID_OUT if is_laid_out else {}),
-        **(NOT_ADAPTIVE if moves_no_row else {}),
+        **(NOT_ADAPTIVE if is_opened else {}),
     }
 
 
