@@ -89,7 +89,7 @@ def test_rows_and_progress_are_the_same(
     query = pipeline.start(shape(rows.stream), tmp_path / "checkpoint", availableNow=True)
     query.awaitTermination()
     assert by_id(read()) == by_id(expected(rows.spark, rows, shape))
-    assert [one.numInputRows for one in query.recentProgress] == [ROWS] * EPOCHS
+    assert [one["numInputRows"] for one in query.recentProgress] == [ROWS] * EPOCHS
     # The first may come before the query is at hand.
     assert batches[-1] is IS_KNOWN
 
