@@ -23,7 +23,7 @@ from epochal.terms import EpochNumber, Generation, Identity, Limits, Uid
 COMMITS = int(os.environ.get("EPOCHAL_BENCH_COMMITS", "10000"))
 SNAPSHOTS_KEPT = 20
 FEW = 100
-ROUNDS = 5
+ROUNDS = 8
 ROOT = Path(__file__).resolve().parent.parent
 
 
