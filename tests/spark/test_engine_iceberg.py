@@ -367,6 +367,7 @@ def test_icebergs_writer_begins_no_dictionary_that_saved_nothing_before(
     assert found == {f"{DICTIONARY_OF}id": "false", f"{DICTIONARY_OF}v": "true"}
 
 
+@pytest.mark.compat
 def test_icebergs_writer_knows_the_property_of_dictionaries(
     spark: SparkSession, has_runtime: bool
 ) -> None:
